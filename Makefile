@@ -24,7 +24,7 @@ help:  ## list the targets
 SOURCES := pyproject.toml $(LOCK) hatch_build.py $(wildcard src/mivhead/head/*.[ch])
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); false; } $(OR_SAY)
 	@echo "Installing mivhead into $(VENV) ..."
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
@@ -68,7 +68,7 @@ LIGHT_TESTS := $(addprefix tests/cli/test_,fit.py predict.py change.py explain.p
 
 # Not editable, as users install it: every change of the package installs it again.
 $(LIGHT)/.installed: $(SOURCES) $(shell find src -name '*.py' -o -path '*/static/*' -type f)
-	$(PYTHON) -m venv $(LIGHT)
+	@$(PYTHON) -m venv $(LIGHT) $(OR_SAY)
 	$(PIP:$(BIN)/%=$(LIGHT)/bin/%) . pytest pytest-xdist hypothesis $(OR_SAY)
 	@touch $@
 

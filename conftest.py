@@ -1,4 +1,4 @@
-"""For all tests, and the examples in docstrings: the user's feature cache is not touched."""
+"""For all tests and docstrings: they neither touch nor follow the settings of the user."""
 
 import os
 import random
@@ -11,6 +11,10 @@ import pytest
 os.environ["MIV_CACHE"] = "off"
 WEIGHTS = tempfile.TemporaryDirectory(prefix="mivhead-weights-")  # not the user's; removed at exit
 os.environ["MIV_WEIGHTS"] = WEIGHTS.name
+for name in ("MIV_CACHE_GB", "MIV_KEY", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
+    os.environ.pop(name, None)
+for name in ("no_proxy", "NO_PROXY"):  # servers of the tests are asked directly
+    os.environ[name] = f"127.0.0.1,localhost,{os.environ.get(name, '')}".rstrip(",")
 
 # A background process may ignore Ctrl-C, and its children inherit that: some tests send Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -144,7 +144,7 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a file; a later row of the same task replaces an earlier one."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return list({key(row): row for row in rows}.values())
 
 

@@ -8,16 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from PIL import Image
 
 from mivhead._util.threads import set_threads, wanted_threads
 from mivhead.head import kernels as head_kernels
 
 # A busy machine is not a failure. HYPOTHESIS_PROFILE=free looks for examples not tried before.
-settings.register_profile("same", deadline=None, derandomize=True)
-settings.register_profile("free", deadline=None, print_blob=True)
+PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, **PATIENT)
+settings.register_profile("free", print_blob=True, **PATIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+if settings.default.derandomize:  # or it would also try constants of what is imported until then
+    providers._get_local_constants = lambda: providers._local_constants
 SHUFFLE = os.environ.get("MIV_SHUFFLE")
 set_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
@@ -28,8 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:::PIL")  # as `mivhead.images.decoding` does
 
 
-def pytest_report_header() -> str | None:
-    return f"order: MIV_SHUFFLE={SHUFFLE}" if SHUFFLE else None
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if SHUFFLE:
+        terminalreporter.write_line(f"The order was that of MIV_SHUFFLE={SHUFFLE}.")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,14 +13,13 @@ from mivhead.decision import (
     ENERGY,
     FAR,
     NONE,
-    PRIOR_DISTANCES,
     PRIOR_SCORES,
     UNSURE,
     USUAL_FAR,
     Calibration,
     DecisionRule,
     Thresholds,
-    log_prior,
+    class_frequencies,
 )
 from mivhead.errors import InputError
 from mivhead.prediction import predictions
@@ -64,7 +63,7 @@ def test_thresholds_in_plain_loops() -> None:
     ten, five = 1 - 0.1 / 0.225, 1 - 0.1 / 0.29
     assert found.probability == pytest.approx((ten, 1 - 0.1 / (0.225 + 0.065 / 5)))
     few = Calibration((0.0,), (5, 3, 1, 40), calibrated=True).thresholds()
-    assert few.probability == pytest.approx((five, 1 - 0.1 / 0.43, 1 - 0.1 / 0.47, ten))
+    assert few.probability == pytest.approx((five, 1 - 0.1 / 0.43, 1 - 0.1 / 0.60, ten))
 
 
 def test_classes_with_one_shot_lower_what_may_be_rejected() -> None:
@@ -173,22 +172,20 @@ def test_one_shot_thresholds_follow_from_how_alike_the_shots_are() -> None:
     apart = classifier.fit(X, y).decision_.calibration.thresholds()
     alike = classifier.fit(X + 5 * X[0], y).decision_.calibration.thresholds()
     assert alike.unknown < apart.unknown < math.inf
-    assert apart.probability == pytest.approx((1 - 0.1 / 0.47,) * 4)
+    assert apart.probability == pytest.approx((1 - 0.1 / 0.60,) * 4)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.1])
-def test_expected_scores_of_one_shot_models_in_plain_loops(weight: float) -> None:
+def test_expected_scores_of_one_shot_models_in_plain_loops() -> None:
     rng = np.random.default_rng(3)
     shots, background = unit(rng.normal(size=(4, 8))), unit(rng.normal(size=(5, 8)))
-    rule = DecisionRule.fit(shots, np.arange(4), None, None, weight=weight)
+    rule = DecisionRule.fit(shots, np.arange(4))
     without = rule.calibration.thresholds().unknown  # computed before there is a background
     made = rule.with_background(background)
     far = near = 0.0
     for i, shot in enumerate(shots):
         far += max(float(shot @ other) for other in made.background) / 4
         near += max(float(shot @ other) for j, other in enumerate(shots) if j != i) / 4
-    prior, slope = (PRIOR_SCORES, 0.6) if weight else (PRIOR_DISTANCES, 0.9)
-    expected = [value + 0.5 * far - slope * near for value in prior]
+    expected = [value + 0.5 * far - 0.9 * near for value in PRIOR_SCORES]
     assert made.held_out == pytest.approx(expected, abs=1e-5)
     assert made.calibration.thresholds().unknown != without == rule.calibration.thresholds().unknown
 
@@ -227,32 +224,30 @@ def test_a_prior_may_leave_a_class_that_seemed_impossible() -> None:
 
 
 def test_priors_are_plain_bayes() -> None:
-    logits = np.array([[1.0, 0.5, -1.0]])
-    prior = log_prior([2, 1, 1], ["a", "b", "c"])
-    p = np.exp(logits) / np.exp(logits).sum()
+    shots = {"a": 4, "b": 2, "c": 2}
+    prior = class_frequencies("shots", shots)
+    assert prior == (1.5, 0.75, 0.75) == class_frequencies({"c": 1, "a": 2, "b": 1}, shots)
+    p = np.array([[0.5, 0.3, 0.2]])
     expected = p * [0.5, 0.25, 0.25] / (p * [0.5, 0.25, 0.25]).sum()
-    shifted = np.exp(logits + prior) / np.exp(logits + prior).sum()
-    assert shifted == pytest.approx(expected)
-    assert (log_prior("shots", "abc", [4, 2, 2]) == prior).all()
-    assert (log_prior({"c": 1, "a": 2, "b": 1}, ["a", "b", "c"]) == prior).all()
-    assert (log_prior("shots", "ab", [3, 3]) == 0).all()
-    assert log_prior([1, 0], "ab")[1] == -np.inf
+    assert Thresholds(prior=prior).adjust(p) == pytest.approx(expected)
+    assert class_frequencies("uniform", shots) is None is class_frequencies("shots", {1: 3, 2: 3})
+    assert class_frequencies({"1": 5e-324, "2": 0}, {1: 3, 2: 3}) == (2.0, 0.0)
 
 
 @pytest.mark.parametrize(
     "prior",
     [
         "equal",
-        "shots",
         {"cat": 1, "cow": 2},
         {"cat": 1},
-        [1],
-        [1, float("nan")],
-        [1e308] * 2,
-        [0, 0],
+        {"cat": 1, "dog": float("nan")},
+        {"cat": 1, "dog": -1},
+        {"cat": 1, "dog": "2"},
+        {"cat": 1e308, "dog": 1e308},
+        {"cat": 0, "dog": 0},
     ],
     ids=str,
 )
-def test_unusable_priors_are_refused(prior: object) -> None:
+def test_unusable_priors_are_refused(prior: Any) -> None:
     with pytest.raises(InputError, match="class"):
-        log_prior(prior, ["cat", "dog"])  # type: ignore[arg-type]
+        class_frequencies(prior, {"cat": 5, "dog": 5})

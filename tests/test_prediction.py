@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,6 +28,9 @@ def test_a_prediction_is_one_short_line():
 def test_a_prediction_without_a_name_says_so():
     unsure = Prediction("a.jpg", "cat", 0.6, {"cat": 0.6, "dog": 0.4}, "unsure")
     assert repr(unsure) == "<Prediction of 'a.jpg': unsure; cat 60.0%, dog 40.0%>"
+    none = replace(unsure, decision="none of these")  # which probabilities say nothing about
+    expected = "<Prediction of 'a.jpg': none of these; unlike all your photos; closest: cat>"
+    assert repr(none) == expected
 
 
 def test_the_most_probable_classes():

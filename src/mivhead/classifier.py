@@ -19,7 +19,7 @@ from mivhead._util.schema import check_tensors, from_json, split_tensors, to_jso
 from mivhead._util.text import progress_bar
 from mivhead._util.threads import shared_cores
 from mivhead.backbones.preset import BlockPreset, Preset
-from mivhead.decision import ENERGY, MAX_ERRORS, REJECT, DecisionRule
+from mivhead.decision import MAX_ERRORS, REJECT, DecisionRule
 from mivhead.ensemble.constants import FOLDS
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.ensemble.stacking import (
@@ -28,7 +28,6 @@ from mivhead.ensemble.stacking import (
     assign_folds,
     few_shots_scale,
     fold_numbers,
-    is_one_shot,
     out_of_fold_cosines,
     weigh,
 )
@@ -44,9 +43,6 @@ from mivhead.prediction import Prediction, predictions
 Array = NDArray[np.float32]
 Tensors = dict[str, NDArray[Any]]
 
-# Factor of the energy in the scores of one-shot models: their weights, and so their energies, are
-# 1.4 times as large as those of other models (tuning sets).
-ONE_SHOT_ENERGY = 0.72
 PREDICTED = 256  # images at once in prediction
 MAX_SHOTS = 2**31  # per class in a file
 
@@ -231,13 +227,11 @@ class MIVClassifier(Estimator):
         vectors, labels = mean_vectors(support.features.blocks[-1]), support.labels
         ensemble = self.ensemble_
         if ensemble is None:
-            return DecisionRule.fit(vectors, labels, None, None, weight=0.0)
+            return DecisionRule.fit(vectors, labels, calibrated=False)
         if (left_out := ensemble.left_out) is not None:
             logits = weigh(left_out.weights, left_out.members)
             return DecisionRule.fit(vectors, labels, logits, left_out.rows)
-        one_shot = is_one_shot(ensemble.experts, labels)
-        weight = ENERGY * ONE_SHOT_ENERGY if one_shot else ENERGY
-        return DecisionRule.fit(vectors, labels, None, None, weight=weight)
+        return DecisionRule.fit(vectors, labels)
 
     def _set_fitted(
         self,

@@ -7,7 +7,7 @@ image is. Of an image x with logits l(x) and a mean vector v(x) of length 1:
     near(x)    = max over shots s of v(x) . s
     far(x)     = max over background images b of v(x) . b      (0.3 if there are none)
     energy(x)  = log sum over classes of exp l(x)
-    unknown(x) = FAR * far(x) - near(x) - w * energy(x)        (w = 0 for recipes without stacking)
+    unknown(x) = FAR * far(x) - near(x) - w * energy(x)        (w = 0 without out-of-fold logits)
 
 The decision, from the largest probability p(x) and that class's number of shots n:
 
@@ -16,16 +16,15 @@ The decision, from the largest probability p(x) and that class's number of shots
     the best class   otherwise
 
 - Errors among the names are 1 - p on average, and most names are surer than the threshold. With ten
-  shots per class their mean 1 - p is about a quarter of that at the threshold, with one shot half
-  of it, as if all probabilities above it were equally frequent: `SPREAD`, measured on the tuning
-  sets. Recipes whose probabilities are not calibrated are never unsure.
+  shots per class their mean 1 - p is about a quarter of that at the threshold, with three almost
+  half of it: `SPREAD`, measured on the tuning sets; with one shot it is a little larger than
+  measured, because probabilities are too bold. Recipes whose probabilities are not calibrated are
+  never unsure.
 - `t_unknown` is the ceil((m + 1)(1 - reject))-th smallest score of m shots, each computed without
   the shot (out of fold), so that at most a fraction `reject` of new images of the known classes is
   rejected, on average. A class with one shot has no such score, and its images are the most unlike
-  all shots: `reject` is multiplied by the fraction of the other classes.
-- With one shot per class, m is 0. Scores that were measured on other tasks stand in: the quantiles
-  `PRIOR_SCORES`, plus FAR times the mean far(s) of the shots s, minus SLOPE times their mean
-  near(s), where s itself is left out.
+  all shots: `reject` is multiplied by the fraction of the other classes. With one shot per class,
+  m is 0, and scores that were measured on other tasks stand in (`PRIOR_SCORES`).
 
 All of this is arithmetic on fixed arrays, so that exported models share it.
 
@@ -47,36 +46,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mivhead._util.schema import from_json
+from mivhead._util.schema import from_json, parse_json
 from mivhead._util.threads import shared_cores
-from mivhead.errors import InputError
+from mivhead.errors import InputError, reading
 
 UNSURE = "unsure"
 NONE = "none of these"
 REJECT = 0.1  # fraction of the images of known classes that may be rejected
 MAX_ERRORS = 0.1  # fraction of wrong names among the names that are given
 # How far the names are from certain, on average, relative to the threshold: by shots of the class
-SPREAD_SHOTS, SPREAD = (1, 3, 5, 10), (0.47, 0.43, 0.29, 0.225)
+SPREAD_SHOTS, SPREAD = (1, 3, 5, 10), (0.60, 0.43, 0.29, 0.225)
 ENERGY = 0.15  # weight of the energy in the score
 FAR = 0.5  # weight of the nearest background image in the score
 USUAL_FAR = 0.3  # similarity to the nearest background image if there are none to compare with
 
-# With one shot per class nothing can be left out. The scores of new images then come from other
-# tasks (benchmarks/one_shot_scores.py of commit bae41b1, tuning sets): their quantiles 5%, 10%,
-# ..., 95%, relative to how similar the shots are to the background (with weight FAR) and to each
-# other (with weight -SLOPE). With energy, and without.
+# Quantiles 5%, 10%, ..., 95% of the scores of new images with one shot per class (tuning sets,
+# benchmarks/one_shot_scores.py of commit bae41b1), minus FAR times the mean far(s) of the shots s,
+# plus SLOPE times their mean near(s), where s itself is left out
 PRIOR_SCORES = (
-    *(-1.48, -1.33, -1.25, -1.19, -1.13, -1.10, -1.06, -1.04, -1.00, -0.98),
-    *(-0.96, -0.94, -0.91, -0.89, -0.87, -0.84, -0.81, -0.78, -0.73),
-)
-PRIOR_DISTANCES = (
     *(-0.34, -0.28, -0.25, -0.22, -0.20, -0.19, -0.17, -0.15, -0.14, -0.13),
     *(-0.11, -0.10, -0.09, -0.07, -0.05, -0.03, 0.00, 0.02, 0.07),
 )
-SLOPE_SCORES, SLOPE_DISTANCES = 0.60, 0.90
+SLOPE = 0.90
 
-UNIFORM, SHOTS = "uniform", "shots"  # class priors that have a name
-LARGEST = 1e100  # frequency of a class: the sum of all must be finite
+LARGEST = 1e100  # frequency of a class
 # Types and dimensions of the tensors of a rule in a model file
 TENSORS = {
     "shots": ("float32", 2),
@@ -87,7 +80,7 @@ TENSORS = {
 }
 
 Floats = NDArray[np.floating[Any]]
-Prior = str | Mapping[Any, float] | Sequence[float]  # how frequent classes are
+Prior = str | Mapping[Any, float]  # how frequent classes are
 
 
 @dataclass(frozen=True)
@@ -97,9 +90,7 @@ class Thresholds:
     unknown: float = math.inf  # an image with a larger score is none of these
     # A class with a smaller probability is unsure: one threshold per class; empty: never
     probability: tuple[float, ...] = ()
-    # Number of the class that stands for everything else, if there is one: an image of it is none
-    # of these
-    other: int | None = None
+    other: int | None = None  # number of the class that stands for everything else, if there is one
     # How frequent each class is, relative to the mean of all classes; None: all are alike
     prior: tuple[float, ...] | None = None
 
@@ -107,7 +98,7 @@ class Thresholds:
         """Adjust probabilities (image, class) to the prior, by Bayes' rule."""
         if self.prior is None:
             return probabilities
-        # In double precision no probability is 0: another class may be the only one that occurs.
+        # No probability is 0, as another class may be the only one that occurs.
         weighted = np.maximum(probabilities.astype(np.float64), 1e-300) * np.asarray(self.prior)
         adjusted: Floats = weighted / weighted.sum(axis=1, keepdims=True)
         return adjusted
@@ -141,8 +132,10 @@ class Calibration:
         self, reject: float | None = REJECT, max_errors: float | None = MAX_ERRORS
     ) -> Thresholds:
         """Choose thresholds, with the parameters of `classify`."""
-        _check_fraction("reject", reject or None)
-        _check_fraction("max_errors", None if max_errors == 1 else max_errors or None)
+        for name, value in (("reject", reject), ("max_errors", max_errors)):
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if value is not None and not (number and 0 <= value <= 1):
+                raise InputError(f"{name} must be between 0 and 1, got {value!r}.")
         unknown, probability = math.inf, ()
         if reject:
             several = np.mean([count > 1 for count in self.shots if count])
@@ -161,13 +154,11 @@ class DecisionRule:
 
     shots: Floats  # (shot, channel): mean vectors of the support images, of length 1
     labels: NDArray[np.int64]  # (shot,): their class numbers
-    # (image, channel): mean vectors of images of other things; there may be none
-    background: Floats
+    background: Floats  # (image, channel): those of images of other things; there may be none
     rows: NDArray[np.int64]  # (m,): the shots that can be left out, as rows of `shots`
-    energy: Floats  # (m,): of their out-of-fold logits; (0,) for a recipe that makes none
-    weight: float = ENERGY  # weight of the energy in the score
-    # Number of the class that stands for everything else; its images are background
-    other: int | None = None
+    energy: Floats  # (m,): of their out-of-fold logits; (0,) if there are none
+    calibrated: bool = True  # whether probabilities can be taken at face value
+    other: int | None = None  # number of the class that stands for everything else
     logits: Floats | None = None  # (m, class): out-of-fold logits; not in a model file
 
     @classmethod
@@ -175,21 +166,20 @@ class DecisionRule:
         cls,
         shots: Floats,
         labels: NDArray[np.int64],
-        logits: Floats | None,
-        rows: NDArray[np.int64] | None,
-        weight: float = ENERGY,
+        logits: Floats | None = None,
+        rows: NDArray[np.int64] | None = None,
+        calibrated: bool = True,
     ) -> DecisionRule:
         """Make the rule of a fitted model, without background.
 
         `logits` (m, class) are the out-of-fold logits of the shots `rows`; without any, `rows` are
         all shots of classes with several.
         """
-        shots = np.asarray(shots, np.float32)
-        energy = np.empty(0, np.float32) if logits is None else energy_of(logits)
         if rows is None:
             rows = np.flatnonzero(np.bincount(labels)[labels] > 1)
-        energy = energy.astype(np.float32)  # the precision that a file stores
-        return cls(shots, labels, shots[:0], rows, energy, weight, None, logits)
+        shots = np.asarray(shots, np.float32)
+        energy = energy_of(np.empty((0, 1)) if logits is None else logits).astype(np.float32)
+        return cls(shots, labels, shots[:0], rows, energy, calibrated, None, logits)
 
     def with_background(self, vectors: Floats) -> DecisionRule:
         """Return the same rule with other background images: mean vectors of length 1."""
@@ -207,25 +197,23 @@ class DecisionRule:
         Its shots join the background. Thresholds follow from the shots of the other classes.
         """
         named = self.labels != number
-        place = np.cumsum(named) - 1
         kept = named[self.rows]
-        rule = replace(
-            self,
-            shots=self.shots[named],
-            labels=self.labels[named],
-            rows=place[self.rows[kept]],
-            other=number,
-        )
-        if self.logits is not None:
-            energy = energy_of(np.delete(self.logits[kept], number, axis=1)).astype(np.float32)
-            rule = replace(rule, energy=energy)
-        return rule.with_background(np.concatenate([self.background, self.shots[~named]]))
+        logits = None if self.logits is None else np.delete(self.logits[kept], number, axis=1)
+        rows = (np.cumsum(named) - 1)[self.rows[kept]]
+        rule = self.fit(self.shots[named], self.labels[named], logits, rows, self.calibrated)
+        background = np.concatenate([self.background, self.shots[~named]])
+        return replace(rule.with_background(background), other=number)
 
     def unknown(self, logits: Floats, vectors: Floats) -> Floats:
         """Score images by their logits (image, class) and mean vectors (image, channel)."""
         if self.other is not None:
             logits = np.delete(logits, self.other, axis=1)
         return self._score(vectors, _nearest(vectors, self.shots), energy_of(logits))
+
+    @property
+    def weight(self) -> float:
+        """Weight of the energy: 0 without energies of the same classes to compare with."""
+        return ENERGY if len(self.energy) else 0.0
 
     @cached_property
     def held_out(self) -> Floats:
@@ -238,15 +226,10 @@ class DecisionRule:
                 energy = self.energy if len(self.energy) else np.zeros(len(self.rows))
                 return self._score(self.shots[self.rows], near[self.rows], energy)
             far = FAR * float(np.mean(self._far(self.shots)))
-            prior, slope = PRIOR_DISTANCES, SLOPE_DISTANCES
-            if self.weight:
-                prior, slope = PRIOR_SCORES, SLOPE_SCORES
-            scores: Floats = np.asarray(prior) + (far - slope * float(near.mean()))
-            return scores
+            return np.asarray(PRIOR_SCORES) + (far - SLOPE * float(near.mean()))
 
     def _score(self, vectors: Floats, near: Floats, energy: Floats) -> Floats:
-        score: Floats = FAR * self._far(vectors) - near - self.weight * energy
-        return score
+        return np.asarray(FAR * self._far(vectors) - near - self.weight * energy)
 
     def _far(self, vectors: Floats) -> Floats | float:
         """Similarity of vectors to the nearest background image."""
@@ -255,15 +238,14 @@ class DecisionRule:
     @cached_property
     def calibration(self) -> Calibration:
         """What the thresholds follow from."""
-        shots = np.bincount(self.labels, minlength=(self.other or 0) + 1)
-        scores, counts = self.held_out.tolist(), shots.tolist()
-        return Calibration(tuple(scores), tuple(counts), self.weight > 0, self.other)
+        shots = np.bincount(self.labels, minlength=(self.other or 0) + 1).tolist()
+        return Calibration(tuple(self.held_out.tolist()), tuple(shots), self.calibrated, self.other)
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the rule for a model file: a JSON value and arrays."""
         arrays = {name: getattr(self, name) for name in TENSORS}
         arrays["background"] = self.background.astype(np.float16)
-        return {"weight": self.weight, "other": self.other}, arrays
+        return {"calibrated": self.calibrated, "other": self.other}, arrays
 
     @classmethod
     def from_state(
@@ -271,31 +253,30 @@ class DecisionRule:
     ) -> DecisionRule:
         """Make a rule from what `state` returned, checking everything."""
         saved = from_json(_Saved, document, "decision")
-        if different := sorted(arrays.keys() ^ TENSORS.keys()):
-            raise InputError(f"tensor 'decision.{different[0]}' is unexpected or missing.")
-        for name, array in arrays.items():
-            if (array.dtype.name, array.ndim) != TENSORS[name] or not np.isfinite(array).all():
-                raise InputError(f"tensor 'decision.{name}' has another type, shape or value.")
-        shots, rows = arrays["shots"], arrays["rows"]
+        for name in sorted(arrays.keys() | TENSORS):
+            kind, array = TENSORS.get(name), arrays.get(name)
+            if array is None or (array.dtype.name, array.ndim) != kind:
+                raise InputError(f"tensor 'decision.{name}' is missing, or has another shape.")
+            if not np.isfinite(array).all():
+                raise InputError(f"tensor 'decision.{name}' holds NaN or infinity.")
+        ready = {**arrays, "background": arrays["background"].astype(np.float32)}
+        rule = cls(calibrated=saved.calibrated, other=saved.other, **ready)
         if (
-            arrays["background"].shape[1] != shots.shape[1]
-            or len(arrays["energy"]) not in (0, len(rows))
-            or not np.isin(rows, np.arange(len(shots))).all()
-            or len(arrays["labels"]) != len(shots)
-            or not len(shots)
-            or not np.isin(arrays["labels"], np.arange(classes)).all()
-            or not 0 <= (saved.other or 0) < classes
+            rule.background.shape[1] != rule.shots.shape[1]
+            or len(rule.energy) not in (0, len(rule.rows))
+            or not 0 < len(rule.shots) == len(rule.labels)
+            or not np.isin(rule.rows, np.arange(len(rule.shots))).all()
+            or not np.isin([*rule.labels, rule.other or 0], np.arange(classes)).all()
         ):
             raise InputError("the tensors 'decision.*' do not fit each other.")
-        ready = {**arrays, "background": arrays["background"].astype(np.float32)}
-        return cls(weight=saved.weight, other=saved.other, **ready)
+        return rule
 
 
 @dataclass(frozen=True)
 class _Saved:
     """The JSON value of a model file."""
 
-    weight: float
+    calibrated: bool
     other: int | None
 
 
@@ -303,35 +284,30 @@ def check_class_names(names: Iterable[Any]) -> None:
     """Raise an error for a class whose name is that of a decision."""
     for name in names:
         if str(name).casefold() in (UNSURE, NONE):
-            raise InputError(f"A class cannot be called {name!r}, because decisions are.")
+            raise InputError(f"{name!r:.80} cannot be the name of a class: it is a decision.")
 
 
 def energy_of(logits: Floats) -> Floats:
     """Return the log of the sum of exponentials, per row.
 
-    >>> energy_of(np.log([[1.0, 3.0]])).round(6) == np.log(4.0).round(6)
-    array([ True])
+    >>> np.exp(energy_of(np.log([[1.0, 3.0]]))).round(6)
+    array([4.])
     """
-    logits = np.asarray(logits, np.float64)
-    top = logits.max(axis=1)
-    energy: Floats = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
-    return energy
-
-
-def _check_fraction(name: str, value: float | None) -> None:
-    """Raise an error unless a value is None or in (0, 1)."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < 1:
-        raise InputError(f"{name} must be between 0 and 1, got {value!r}.")
+    return np.asarray(np.logaddexp.reduce(logits, axis=1, dtype=np.float64))
 
 
 def read_prior(text: str) -> Prior:
-    """Read a class prior from text: a name, or frequencies.
+    """Read a class prior from text: a name, or frequencies, perhaps as JSON.
 
     >>> read_prior("robin=3, wren=0.5"), read_prior("shots")
     ({'robin': 3.0, 'wren': 0.5}, 'shots')
+    >>> read_prior('{"wren, juvenile": 2}')
+    {'wren, juvenile': 2}
     """
+    if text.startswith("{"):
+        with reading("The class prior", ValueError):
+            frequencies: dict[str, float] = parse_json(text)
+            return frequencies
     if "=" not in text:
         return text.strip()
     pairs = [entry.rpartition("=") for entry in text.split(",")]
@@ -344,50 +320,34 @@ def read_prior(text: str) -> Prior:
     return prior
 
 
-def log_prior(prior: Prior, classes: Sequence[Any], shots: Sequence[int] | None = None) -> Floats:
-    """Return what a class prior adds to balanced logits: log(frequency / mean frequency).
+def class_frequencies(prior: Prior, shots: Mapping[Any, int]) -> tuple[float, ...] | None:
+    """Return how frequent each class is, relative to the mean; None if all are alike.
 
-    The prior is "uniform", "shots" (frequencies in proportion to the shots), or a frequency for
-    each class, by name or in their order. A class of frequency 0 gets -infinity.
+    The prior is "uniform", "shots" (in proportion to the shots of each class, which are given), or
+    a mapping of class to frequency.
 
-    >>> np.exp(log_prior({"cat": 3, "dog": 1}, ["cat", "dog"])).round(3).tolist()
-    [1.5, 0.5]
+    >>> class_frequencies({"cat": 3, "dog": 1}, {"dog": 5, "cat": 5})
+    (0.5, 1.5)
     """
-    if isinstance(prior, str):
-        named: dict[str, Sequence[Any] | None] = {UNIFORM: [1] * len(classes), SHOTS: shots}
-        frequencies = named.get(prior)
-        if frequencies is None:
-            raise InputError(
-                f"A class prior is {UNIFORM!r}, {SHOTS!r} (of a model that knows its shots) or a "
-                f"frequency for each class, got {prior!r:.80}."
-            )
-    elif isinstance(prior, Mapping):
-        by_name, names = {str(k): v for k, v in prior.items()}, list(map(str, classes))
-        if different := [*(by_name.keys() - set(names)), *(set(names) - by_name.keys())]:
-            problem = "no class" if different[0] in by_name else "no frequency for"
-            raise InputError(f"A class prior must fit the classes: {problem} {different[0]!r:.80}.")
-        frequencies = [by_name[name] for name in names]
-    else:
-        frequencies = prior
-    usable = [
-        isinstance(x, (int, float, np.number)) and not isinstance(x, bool) and 0 <= x <= LARGEST
-        for x in frequencies
-    ]
-    if len(usable) != len(classes) or not all(usable):
+    named: dict[str, Mapping[Any, float]] = {"uniform": dict.fromkeys(shots, 1), "shots": shots}
+    given = named.get(prior, {}) if isinstance(prior, str) else prior
+    frequencies = {str(name): frequency for name, frequency in given.items()}
+    names = list(map(str, shots))
+    wrong = sorted(frequencies.keys() ^ set(names))
+    wrong += [k for k, x in frequencies.items() if not (isinstance(x, Real) and 0 <= x <= LARGEST)]
+    if wrong or not any(frequencies.values()):
+        see = f" (see {wrong[0]!r:.80})" if wrong else ""
         raise InputError(
-            f"A class prior needs a number from 0 to {LARGEST:g} for each of {len(classes)} "
-            f"classes, got {frequencies!r:.80}."
+            "A class prior is 'uniform', 'shots', or a frequency for each class, from 0 on and not "
+            f"all 0: got {prior!r:.80}{see}."
         )
-    values = np.array(frequencies, np.float64)
-    if not values.any():
-        raise InputError("A class prior has only zeros; at least one class must occur.")
-    with np.errstate(divide="ignore"):  # a class that does not occur
-        logs: Floats = np.log(values / values.mean())
-    return logs
+    total = sum(frequencies.values())
+    relative = tuple(float(frequencies[name] * len(names) / total) for name in names)
+    return None if len(set(relative)) == 1 else relative
 
 
 def _nearest(vectors: Floats, others: Floats) -> Floats:
     """Return the largest cosine of each vector with the others; all have length 1."""
-    # In double precision, so that a score does not depend on an image's place in a batch.
+    # In double precision, so that a score depends on its batch by no more than about 1e-15.
     nearest: Floats = (vectors.astype(np.float64) @ others.T.astype(np.float64)).max(axis=1)
     return nearest

@@ -275,16 +275,14 @@ class FewShotClassifier(Model):
             Its `estimate`, `accuracy`, `interval` and `suspects`: the shots that were predicted as
             another class.
         """
-        from mivhead.diagnostics.cross_validation import cross_validate_support
+        from mivhead.diagnostics.cross_validation import cross_validate
 
         shots = self.kept_shots()
         if self.identity_ is not None and comes_with_mivhead(self.identity_):
             shots = self.with_missing_views(shots)
         support = shots.support(class_vectors=self.name_vectors)
         unfitted = self.classifier_.unfitted()
-        result = cross_validate_support(
-            unfitted, support, shots.names, folds=folds, verbose=self.verbose
-        )
+        result = cross_validate(unfitted, support, shots.names, folds=folds, verbose=self.verbose)
         other = str(self.other) if self.other in self.classes_ else None
         result = replace(result, other=other)
         self.estimate_ = result.estimate

@@ -56,6 +56,11 @@ class Prediction:
         """
         return list(islice(self.probabilities.items(), count))
 
+    @property
+    def unlike(self) -> str:
+        """What to say of an image that is none of these; its probabilities say nothing."""
+        return f"unlike all your photos; closest: {self.label}"
+
     def as_json(self, top: int | None = None) -> dict[str, Any]:
         """Return plain values for a JSON document, with the `top` most probable classes.
 
@@ -93,6 +98,8 @@ class Prediction:
         named = [f"{label} {100 * p:.1f}%" for label, p in self.top(SHOWN)]
         more = len(self.probabilities) - len(named)
         listed = ", ".join(named + [f"{more} more"] * (more > 0))
+        if self.decision == NONE:
+            listed = self.unlike
         decided = "" if self.decision == self.label else f"{self.decision}; "
         return one_line(f"<Prediction of {self.id!r}: {decided}{listed}>")
 

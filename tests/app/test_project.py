@@ -298,8 +298,16 @@ from mivhead.app import history, project as module
 from mivhead.app.project import Project
 from tests.service.conftest import photo
 
+for line in sys.stdin:  # a child for each, which dies
+    moments = int(line)
+    if not (child := os.fork()):
+        break
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print("died", status, flush=True)
+else:
+    sys.exit()
+number = 10 * moments
 project = Project({folder!r})
-moments = int(sys.argv[1])
 
 def dying(function):
     def call(*arguments, **options):
@@ -318,7 +326,7 @@ for name in ("a", "b"):
     if name not in known:
         project.add_class(name)
 for i in range(2):
-    seed = 10 * int(sys.argv[1]) + i
+    seed = number + i
     added = project.add_photo(photo("red", seed), f"{{seed}}.png", "a")
     print(seed, flush=True)  # acknowledged
     project.move([added.id], "b")
@@ -336,14 +344,17 @@ def test_each_acknowledged_photo_exists_once_however_often_the_app_is_killed(
     root, folder = str(Path(__file__).parents[2]), tmp_path / "birds"
     script = KILLED.format(root=root, folder=str(folder))
     acknowledged: list[int] = []
-    for moments in (1, 4, 6, 9, 12, 14):
-        command = [sys.executable, "-c", script, str(moments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 9, done.stderr
-        acknowledged += map(int, done.stdout.split())
-        photos = everything(folder)
-        assert len(acknowledged) in (len(photos), len(photos) - 1)  # written, but not acknowledged
-        assert all(photos.count(photo("red", seed)) == 1 for seed in acknowledged)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        for moments in (1, 4, 6, 9, 12, 14):
+            process.stdin.write(f"{moments}\n")
+            while (line := process.stdout.readline()).strip().isdecimal():
+                acknowledged.append(int(line))
+            assert line == "died 9\n"
+            photos = everything(folder)
+            assert len(acknowledged) in (len(photos), len(photos) - 1)  # or not acknowledged yet
+            assert all(photos.count(photo("red", seed)) == 1 for seed in acknowledged)
+        process.stdin.close()
     with closing(Project(folder)):  # and the app starts on it
         pass
     assert len(acknowledged) > 4

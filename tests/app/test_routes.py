@@ -231,6 +231,7 @@ def test_downloads(site: Any) -> None:
     assert len(rows) == 11
     assert rows[0]["file"].startswith("'=")  # not a formula
     assert rows[0]["decision"] == decision
+    assert list(rows[0]) == ["file", "decision", "closest", "probability", "unknown", "kind"]
     content = site.client.get("/download/sorted").content
     names = zipfile.ZipFile(io.BytesIO(content)).namelist()
     assert {"C__red/0.png", "C__red/x_.._y.png"} < set(names)

@@ -18,7 +18,7 @@ from mivhead.backbones.timm_models import build
 from mivhead.head.recipe import resolve_blocks
 from mivhead_bench.head.head import MIVHead
 from mivhead_bench.methods.base import pooled
-from tests.helpers.conformance import photos, run
+from tests.helpers.conformance import photos
 
 timm = pytest.importorskip("timm", reason="the extra timm is not installed")
 
@@ -243,16 +243,9 @@ def test_clip_activations_are_raw() -> None:
     torch.testing.assert_close(pooled(found), found.blocks[2].token)
 
 
-def test_random_weights_are_visible_and_the_same_everywhere() -> None:
+def test_random_weights_are_visible() -> None:
     backbone = load_backbone("resnet18", weights="random")
     assert backbone.identity.name == "resnet18 (random weights)"
-    names = ("resnet18", "timm:test_resnet", "timm:test_vit")
-    code = (
-        "import torch; torch.manual_seed(7); from mivhead.backbones import load_backbone\n"
-        f"for name in {names}: print(load_backbone(name, weights='random').identity.key)"
-    )
-    keys = [load_backbone(name, weights="random").identity.key for name in names]
-    assert run(code).splitlines() == keys
 
 
 FOLLOWS = {"resnet50", "dino_resnet50", "resnet34", "resnet18", "sdl_resnet18", "regnety_016"}

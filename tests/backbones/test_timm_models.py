@@ -263,7 +263,7 @@ def test_damaged_checkpoint(tmp_path: Path, name: str, content: bytes) -> None:
         load_backbone(TINY, weights=tmp_path / "missing.pth")
 
 
-def offline(code: str, folder: Path) -> str:
+def offline(code: str, folder: Path) -> list[str]:
     """Output of a process whose hub is out of reach and whose cache is this folder."""
     environment = {**os.environ, "HF_HOME": str(folder), "HF_HUB_OFFLINE": "1"}
     environment |= {"HF_ENDPOINT": "https://hub.invalid"}
@@ -273,23 +273,10 @@ def offline(code: str, folder: Path) -> str:
         capture_output=True,
         text=True,
         check=True,
-    ).stdout.strip()
+    ).stdout.splitlines()
 
 
-def test_missing_weights_say_where_they_were_looked_for(tmp_path: Path) -> None:
-    code = (
-        "for name in ('deit_small', 'sdl_resnet18', 'timm:test_resnet'):\n"
-        "    try: load_backbone(name)\n"
-        "    except RuntimeError as error: print(type(error).__name__, error)"
-    )
-    deit, sdl, tiny = offline(code, tmp_path).splitlines()
-    for line in (deit, sdl, tiny):
-        assert line.startswith(NotAvailableError.__name__)
-        assert "--weights FILE" in line
-    assert "VICO-UoE/URL" in sdl
-
-
-def test_weights_in_the_cache_are_used(tmp_path: Path) -> None:
+def test_weights_in_the_cache_missing_or_random_in_another_process(tmp_path: Path) -> None:
     repository = tmp_path / "hub" / "models--timm--test_resnet.r160_in1k"
     snapshot = repository / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
@@ -297,9 +284,24 @@ def test_weights_in_the_cache_are_used(tmp_path: Path) -> None:
     (repository / "refs" / "main").write_text("0123")
     full = timm.create_model("test_resnet")
     save_file(full.state_dict(), snapshot / "model.safetensors")
-    found = offline("print(load_backbone('timm:test_resnet').identity.weights)", tmp_path)
+    names = ("resnet18", "timm:test_resnet", "timm:test_vit")
+    code = (
+        "import torch\n"
+        "print(load_backbone('timm:test_resnet').identity.weights)\n"
+        "for name in ('deit_small', 'sdl_resnet18', 'timm:test_vit'):\n"
+        "    try: load_backbone(name)\n"
+        "    except RuntimeError as error: print(type(error).__name__, error)\n"
+        "torch.manual_seed(7)\n"
+        f"for name in {names}: print(load_backbone(name, weights='random').identity.key)"
+    )
+    found, deit, sdl, tiny, *keys = offline(code, tmp_path)
     full.reset_classifier(0)
     assert found == state_hash(full)
+    for line in (deit, sdl, tiny):  # they say where they were looked for
+        assert line.startswith(NotAvailableError.__name__)
+        assert "--weights FILE" in line
+    assert "VICO-UoE/URL" in sdl
+    assert keys == [load_backbone(name, weights="random").identity.key for name in names]
 
 
 def test_another_input_size(tmp_path: Path) -> None:

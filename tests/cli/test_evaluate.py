@@ -28,7 +28,7 @@ def test_the_report_agrees_with_scikit_learn(miv, model, new, truth):
     names = ["checks", "rings", "stripes"]
     matrix = confusion_matrix(*truth, labels=names)
     right = np.trace(matrix)
-    assert f"{right} of 6 images right" in answer.out
+    assert f"{right} of 6 photos right" in answer.out
     assert re.search(r"^stripes +2 +\d +\d+ ?% ", answer.out, re.M)
     assert (document["right"], document["accuracy"]) == (right, right / 6)
     for i, name in enumerate(names):
@@ -47,7 +47,7 @@ def test_decisions_are_counted_and_foreign_images_too(miv, model, new, tmp_path)
     for name in ("named", "unsure", "none"):
         assert counts[name] == predicted["decisions"][name]
     assert document["foreign"] == {"images": 1, "named": 0, "unsure": 0, "none": 1, "wrong": None}
-    assert "Foreign images: Named 0 of 1 image; " in miv("evaluate", model, new, *foreign).out
+    assert "Foreign photos: Named 0 of 1 photo; " in miv("evaluate", model, new, *foreign).out
     strict = json.loads(miv("evaluate", model, new, "--max-errors", "0.01%", "--json").out)
     assert strict["decisions"]["named"] < counts["named"]
     assert strict["accuracy"] == document["accuracy"]
@@ -65,8 +65,8 @@ def test_images_that_the_model_was_trained_on_are_left_out(
     mixed = shutil.copytree(new, tmp_path / "mixed")
     shutil.copy(shots / "rings" / "0.png", mixed / "rings" / "renamed.png")
     answer = miv("evaluate", model, mixed)
-    assert "Left out 1 image" in answer.err
-    assert "of 6 images right" in answer.out
+    assert "Left out 1 photo" in answer.err
+    assert "of 6 photos right" in answer.out
 
 
 def test_one_class_and_features_will_do(miv, fails, model, new, tmp_path):
@@ -104,5 +104,5 @@ def test_many_classes_are_listed_by_confusion():
     matrix = np.eye(20, dtype=int) * 5
     matrix[3][7], matrix[4][1] = 4, 2
     text = _describe(Evaluation(tuple(f"class{i:02}" for i in range(20)), matrix))
-    assert re.search(r"images +true class +predicted as\n +4 +class03 +class07\n +2 +class04", text)
+    assert re.search(r"photos +true class +predicted as\n +4 +class03 +class07\n +2 +class04", text)
     assert "No confusions." in _describe(Evaluation(("a", "b"), np.array([[3, 0], [0, 0]])))

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+import mivhead
+
 
 def test_explain_as_text_and_json(miv, model, new):
     answer = miv("explain", model, new / "rings" / "5.png")
@@ -17,6 +19,13 @@ def test_explain_as_text_and_json(miv, model, new):
     document = json.loads(miv("explain", model, new, "--json").out)
     assert len(document["explanations"]) == 6
     assert document["explanations"][0]["shots"][0]["name"].endswith(".png")
+
+
+def test_probabilities_say_nothing_about_what_is_none_of_these(model, new):
+    loaded = mivhead.load(model)
+    reasons = loaded.explain(new / "rings" / "5.png", reject=1)
+    assert reasons.prediction.decision == "none of these"
+    assert reasons.title == "none of these: unlike all your photos; closest: rings"
 
 
 def test_explain_as_a_picture(miv, fails, model, new, tmp_path):

@@ -19,7 +19,7 @@ def test_fit_reports_what_it_learned_and_cross_validates(miv, features, new, tmp
     output = tmp_path / "m.miv"
     answer = miv("fit", features, "-o", output)
     assert (answer.code, answer.err) == (0, "")
-    assert "Learned 3 classes from 9 images and 9 augmented views: " in answer.out
+    assert "Learned 3 classes from 9 photos and 9 augmented views: " in answer.out
     assert re.search(r"^rings +3 +\d of 3$", answer.out, re.M)
     assert f"Saved {output} (" in answer.out
     assert re.search(

@@ -201,7 +201,7 @@ def test_a_broken_pipe_is_silent():
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_output_that_cannot_be_written():
-    with Path("/dev/full").open("w") as full:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = subprocess_miv("--help", stdout=full, stderr=subprocess.PIPE, capture_output=False)
     assert done.returncode == 2
     assert done.stderr == "miv: error: Output: No space left on device.\n"

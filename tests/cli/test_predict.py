@@ -41,8 +41,8 @@ def test_a_table_for_people(miv, model, new, expected):
     for line, (file, ranked) in zip(lines, expected.items(), strict=True):
         first, second = list(ranked)[:2]
         assert re.search(rf" ({first}|unsure) +{first} .*%, {second} ", line)
-        assert file.endswith(line.split()[0][-20:])
-    assert "of 6 images; " in answer.err
+        assert file.endswith(line.split("  ")[0][-20:])
+    assert "of 6 photos; " in answer.err
     assert miv("predict", model, new, "--quiet").err == ""
 
 
@@ -149,11 +149,11 @@ def test_sort_into_copies_by_class_and_never_overwrites(miv, fails, model, new, 
     answer = miv("predict", model, new, "--sort-into", out, *EVERY_NAME)
     assert answer.code == 0
     assert "5.png" not in answer.out  # a line per name, not per image
-    assert f"Copied 6 images into {out}.\n" in answer.err
+    assert f"Copied 6 photos into {out}.\n" in answer.err
     mine = next(out.rglob("*.png"))
     mine.write_bytes(b"mine")
     answer = miv("predict", model, new, "--sort-into", out, *EVERY_NAME)
-    assert f"Copied 1 image into {out}; not copied again: 5.\n" in answer.err
+    assert f"Copied 1 photo into {out}; not copied again: 5.\n" in answer.err
     assert mine.read_bytes() == b"mine"
     for file, ranked in expected.items():
         original = new.parent / file.removeprefix(f"{new.parent.as_posix()}/")

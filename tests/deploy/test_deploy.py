@@ -28,7 +28,7 @@ def test_the_container_runs_the_command_that_exists() -> None:
 
 @pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.stem)
 def test_workflows_pin_actions_and_may_only_read(path: Path) -> None:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     used = re.findall(r"uses: *(.+)", text)
     for action in used:
         pinned = re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v[\d.]+", action)

@@ -1,5 +1,6 @@
 """Cross-validation on the shots, and suspicious shots."""
 
+import re
 from dataclasses import replace
 from unittest import mock
 
@@ -8,11 +9,11 @@ import pytest
 
 from mivhead import MIVClassifier, Recipe
 from mivhead._util.arrays import wilson_interval
+from mivhead.cli.fit import _describe_estimate
 from mivhead.diagnostics.cross_validation import (
     RATIO,
     CrossValidation,
     cross_validate,
-    cross_validate_support,
 )
 from mivhead.ensemble.ridge import Experts
 from mivhead.ensemble.stacking import OutOfFold, fit_weights
@@ -30,6 +31,18 @@ def table(shots: list[int], swap: tuple[int, int] | None = None) -> FeatureTable
     return FeatureTable(X, ids, tuple(labels), X, np.arange(len(y)))
 
 
+def check(model: MIVClassifier, data: FeatureTable, *, folds: int = 5) -> CrossValidation:
+    """Cross-validate a table, as a model does with its shots; the result has the table's order."""
+    support = SupportSet.read(data.features, data.labels, data.views, data.view_of)
+    order = np.argsort(np.asarray(data.labels), kind="stable")  # that of the support set
+    result = cross_validate(model, support, data.ids, folds=folds)
+    return replace(
+        result,
+        labels=data.labels,
+        probabilities=result.probabilities[np.argsort(order)],
+    )
+
+
 def test_every_shot_is_predicted_by_a_head_that_has_not_seen_it(monkeypatch) -> None:
     data = table([5, 3, 1])
     seen = []
@@ -40,7 +53,7 @@ def test_every_shot_is_predicted_by_a_head_that_has_not_seen_it(monkeypatch) -> 
         return original(self, support)
 
     monkeypatch.setattr(MIVClassifier, "fit_support", spy)
-    result = cross_validate(MIVClassifier(Recipe.paper(steps=8)), data, folds=5)
+    result = check(MIVClassifier(Recipe.paper(steps=8)), data, folds=5)
     assert len(seen) == 5
     left_out = []
     for X, views, view_of in seen:
@@ -58,9 +71,7 @@ def test_every_shot_is_predicted_by_a_head_that_has_not_seen_it(monkeypatch) -> 
 
 
 def test_swapped_labels_are_suspects() -> None:
-    result = cross_validate(
-        MIVClassifier(Recipe(steps=20), random_state=0), table([5, 5, 5], swap=(2, 8))
-    )
+    result = check(MIVClassifier(Recipe(steps=20), random_state=0), table([5, 5, 5], swap=(2, 8)))
     assert {s.id for s in result.suspects} >= {"2.jpg", "8.jpg"}
     worst = next(s for s in result.suspects if s.id == "2.jpg")
     assert (worst.label, worst.predicted) == ("class 1", "class 0")
@@ -105,10 +116,12 @@ def test_images_of_other_things_do_not_count() -> None:
     assert (result.score.images, result.score.right) == (8, 8)
     assert result.estimate.tested == 8
     assert result.suspects == []
+    assert not re.search(r"^c +4", _describe_estimate(result), re.M)
+    assert str(result).startswith("Of 100 new photos like these, about ")
 
 
 def test_nothing_to_test_with_one_shot_per_class() -> None:
-    result = cross_validate(MIVClassifier(**FAST), table([1, 1]))
+    result = check(MIVClassifier(**FAST), table([1, 1]))
     assert np.isnan(result.accuracy)
     assert result.suspects == []
     assert result.interval == (0.0, 1.0)
@@ -118,13 +131,11 @@ def test_nothing_to_test_with_one_shot_per_class() -> None:
 def test_errors() -> None:
     data = table([2, 2])
     with pytest.raises(InputError, match="folds"):
-        cross_validate(MIVClassifier(), data, folds=1)
-    with pytest.raises(InputError, match="no labels"):
-        cross_validate(MIVClassifier(), FeatureTable(data.features, data.ids))
+        check(MIVClassifier(), data, folds=1)
 
 
 def test_folds_are_as_many_as_shots_at_most() -> None:
-    result = cross_validate(MIVClassifier(**FAST), table([3, 2]), folds=5)
+    result = check(MIVClassifier(**FAST), table([3, 2]), folds=5)
     assert (result.folds, result.score.images) == (3, 5)
 
 
@@ -135,13 +146,13 @@ def test_cheap_cross_validation_leaves_the_shot_out_of_everything() -> None:
     other folds, and weights that were fitted without it.
     """
     data = table([4, 5, 3])
-    result = cross_validate(MIVClassifier(**FAST), data, folds=3)
+    result = check(MIVClassifier(**FAST), data, folds=3)
     assert result.tested.all()
     assert result.folds == 3
     np.testing.assert_allclose(result.probabilities.sum(axis=1), 1)
     labels = list(data.labels)
     labels[5] = "class 2"  # another label for a shot, which its own prediction must not see
-    other = cross_validate(MIVClassifier(**FAST), replace(data, labels=tuple(labels)), folds=3)
+    other = check(MIVClassifier(**FAST), replace(data, labels=tuple(labels)), folds=3)
     assert other.probabilities[5, 2] < 0.5
 
 
@@ -158,30 +169,12 @@ def test_cheap_cross_validation_does_not_depend_on_the_order() -> None:
     np.testing.assert_allclose(found, expected[order], atol=0.5)  # other shots test the weights
 
 
-def test_results_are_in_the_order_of_the_table() -> None:
-    data = table([4, 5, 3])
-    expected = cross_validate(MIVClassifier(**FAST), data, folds=3)
-    order = np.argsort([*range(4), *range(5), *range(3)], kind="stable")  # classes mixed
-    views = np.argsort(order)[data.view_of]
-    mixed = FeatureTable(
-        data.features[order],
-        tuple(data.ids[row] for row in order),
-        tuple(data.labels[row] for row in order),
-        data.views,
-        views,
-    )
-    found = cross_validate(MIVClassifier(**FAST), mixed, folds=3)
-    assert (found.ids, found.labels) == (mixed.ids, mixed.labels)
-    np.testing.assert_array_equal(found.probabilities, expected.probabilities[order])
-
-
 def test_classes_that_are_numbers_are_listed_as_text() -> None:
     X, y = clusters(0, [3, 3, 3])
     numbers = SupportSet.read(X, np.array([9, 10, 100])[y])
     names = SupportSet.read(X, np.array(["a", "b", "c"])[y])
     found, expected = (
-        cross_validate_support(MIVClassifier(**FAST), each, list("123456789"))
-        for each in (numbers, names)
+        cross_validate(MIVClassifier(**FAST), each, list("123456789")) for each in (numbers, names)
     )
     assert found.classes.tolist() == ["10", "100", "9"]
     assert found.labels == ("9",) * 3 + ("10",) * 3 + ("100",) * 3

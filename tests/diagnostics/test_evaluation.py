@@ -1,6 +1,7 @@
 """Accuracy on labelled images: scores, confusions, mistakes, what cannot be evaluated."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -109,6 +110,19 @@ def test_wilson_interval_solves_its_equation() -> None:
 def test_wilson_interval_is_exact_at_its_ends() -> None:
     assert {wilson_interval(n, n)[1] for n in range(1, 100)} == {1.0}
     assert {wilson_interval(0, n)[0] for n in range(1, 100)} == {0.0}
+
+
+def test_images_of_other_things_do_not_count(shots, queries):
+    for folder in (shots, queries):
+        (folder / "red").rename(folder / "other")
+    model = FewShotClassifier(TinyBackbone(), recipe="experts", verbose=False).fit(shots)
+    result = evaluate(model, queries)
+    assert (result.score.images, result.decisions.images, result.foreign.images) == (10, 10, 5)
+    assert "other" not in {mistake.label for mistake in result.mistakes}
+    assert re.fullmatch(r"Of 100 photos, .*\nAccuracy .* of 10 photos right .*", str(result))
+    images = open_labelled(queries)
+    alone = evaluate(model, images.take([i for i in range(15) if images.labels[i] == "other"]))
+    assert (alone.score.images, alone.decisions) == (0, None)
 
 
 def test_evaluate_a_folder_or_images(model, shots, queries):

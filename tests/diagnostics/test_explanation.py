@@ -132,7 +132,7 @@ def rename(each: Explanation, name: str) -> Explanation:
 
 
 def read_page(path: Path) -> tuple[str, dict[str, Any]]:
-    page = path.read_text()
+    page = path.read_text(encoding="utf-8")
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     return page, json.loads(found[1])
 

@@ -86,7 +86,7 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.syspath_prepend(tmp_path)
     if page.stem in PHOTOS:
         write_photos(tmp_path)
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     names: dict[str, object] = {"__name__": "__main__"}
     for match in BLOCK.finditer(text):
         package, kind, file, code = match.groups()
@@ -94,7 +94,7 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             continue
         line = text[: match.start(4)].count("\n")
         if file is not None:
-            Path(file).write_text(code)
+            Path(file).write_text(code, encoding="utf-8")
             continue
         with warnings.catch_warnings():
             if package:  # what it warns about is not an error
@@ -121,7 +121,7 @@ def run_commands(code: str) -> None:
         assert command[0] == "miv", f"only miv is run here, got {line!r}"
         if ">" in command:
             *command, _, output = command
-            with Path(output).open("w") as file, redirect_stdout(file):
+            with Path(output).open("w", encoding="utf-8") as file, redirect_stdout(file):
                 assert run(command[1:]) == 0, line
         else:
             assert run(command[1:]) == 0, line

@@ -191,7 +191,7 @@ def test_images_are_dropped_and_taken(
         page.click("#save")
     rows = download.value.path().read_text("utf-8-sig").splitlines()
     assert [row.split(",")[0] for row in rows] == ['"file"', *(f'"{name}"' for name in names[:3])]
-    assert rows[2] == '"broken.png","not readable","",""'
+    assert rows[2] == '"broken.png","not readable","","",""'
     assert rows[1].startswith('"light.png","light","light","0.')
     page.click("#camera")
     page.wait_for_selector("#viewfinder:not([hidden])")

@@ -11,7 +11,7 @@ from mivhead._util.threads import set_threads
 from mivhead.features import SupportSet
 from mivhead.head.components import HeadBlock, bag_starts
 from mivhead.head.formulas import combine
-from mivhead.head.recipe import resolve_blocks
+from mivhead.head.recipe import BlockConfig, resolve_blocks
 from mivhead.head.train import Descent, HeadTask, Trainer, add_gradients
 
 torch = pytest.importorskip("torch")
@@ -111,6 +111,19 @@ def test_a_random_start_is_that_of_pytorch() -> None:
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
             np.testing.assert_allclose(ours[name], value, atol=1e-7)
+
+
+def test_random_weights_are_those_of_a_linear_layer_of_pytorch_to_the_last_digit() -> None:
+    """Item 21 of docs/explanation/the-paper.md: 2^-27 with 96 channels, and equal with 64."""
+    for channels, difference in ((64, 0), (96, 7.5e-9), (320, 7.5e-9)):
+        block = BlockConfig(channels, 1, (2, 2), token=False)
+        ours = HeadBlock.initial(block, Recipe.paper(), np.random.RandomState(3)).params
+        torch.manual_seed(3)
+        for layer in ("key", "value", "excitation"):
+            theirs = torch.nn.Linear(channels, channels).state_dict()
+            for name, value in theirs.items():
+                found = ours[f"cap.{layer}.{name}"]
+                np.testing.assert_allclose(found, value, rtol=0, atol=difference)
 
 
 def test_small_chunks_change_nothing(monkeypatch) -> None:

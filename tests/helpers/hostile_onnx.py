@@ -15,9 +15,7 @@ IDENTITY = {"name": "x", "weights": "0" * 64, "preprocessing": {"size": 8}, "tap
 
 HEADER = {
     "format": 1,
-    "kind": "classifier",
     "input": "images",
-    "exporter": "0.3.0",
     "model": {
         "format": 1,
         "recipe": {},

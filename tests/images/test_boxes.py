@@ -92,9 +92,9 @@ FORMATS = [megadetector, coco, table]
 
 
 def changed(path: Path, change: Any) -> Path:
-    document = json.loads(path.read_text())
+    document = json.loads(path.read_text(encoding="utf-8"))
     change(document)
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(document), encoding="utf-8")
     return path
 
 

@@ -158,12 +158,12 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "support of other channels": ({"tensors": {TOKEN: ones(6, 9)}}, "do not fit"),
     "no names": ({"tensors": {"names.vectors": ones(4, 8)}}, "does not describe"),
     "no shots": ({"tensors": {"shots.views.block0.map": ones(1)}}, "does not describe"),
-    "decision: unknown key": ({"meta": {"decision": {"weight": 1, "x": 1}}}, "unknown key 'x'"),
+    "decision: unknown key": ({"meta": {"decision": {"calibrated": True, "x": 1}}}, "unknown key"),
     "decision: missing": ({"without": ["decision.energy"]}, "missing"),
     "decision: shape": ({"tensors": {"decision.energy": ones(4, 1)}}, "shape"),
     "decision: NaN": ({"tensors": {"decision.energy": ones(4) * NAN}}, "decision.energy"),
     "decision: rows": ({"tensors": {"decision.rows": np.array([1, 2, 4, 6])}}, "do not fit"),
-    "decision: other": ({"meta": {"decision": {"weight": 0.1, "other": 4}}}, "do not fit"),
+    "decision: other": ({"meta": {"decision": {"calibrated": True, "other": 4}}}, "do not fit"),
 }
 
 

@@ -56,7 +56,7 @@ START = {0: "red", 1: "red", 2: "red", 3: "green", 4: "green", 5: "blue"}
 
 @settings(
     max_examples=25, phases=[Phase.generate], deadline=None, derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(data=st.data())
 def test_any_sequence_of_changes_equals_a_fit_from_scratch(

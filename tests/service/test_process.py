@@ -67,7 +67,7 @@ def test_an_exported_model_is_served_without_torch(tmp_path: Path) -> None:
 
 def memory(process: Any, what: str) -> float:
     """Megabytes: VmRSS is the present size, VmHWM the largest."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
     return int(status.partition(f"{what}:")[2].split()[0]) / 1024
 
 

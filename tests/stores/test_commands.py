@@ -53,5 +53,5 @@ def test_the_command_line_fits_and_predicts_files(tmp_path, monkeypatch, capsys,
     assert main(["fit", f"shots.{suffix}", "-o", "m.miv", "--no-check"]) == 0
     np.save("new.npy", vectors[::-1])
     assert main(["predict", "m.miv", "new.npy", "-o", "names.csv"]) == 0
-    rows = Path("names.csv").read_text().splitlines()[1:]
+    rows = Path("names.csv").read_text(encoding="utf-8").splitlines()[1:]
     assert [row.split(",")[2] for row in rows] == labels[::-1]

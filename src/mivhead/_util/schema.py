@@ -1,7 +1,7 @@
 """Frozen dataclasses to JSON and back, with a closed schema.
 
 Reading trusts nothing: unknown keys and wrong types are errors that name the place. A missing key
-takes the field's default, so that a field added later does not break older files.
+takes the field's default.
 """
 
 from __future__ import annotations

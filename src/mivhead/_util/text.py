@@ -120,4 +120,11 @@ def progress_bar(
         from tqdm import tqdm
     how: dict[str, Any] = {"unit": unit, "unit_scale": unit == "B", "delay": DELAY, "leave": False}
     with tqdm(total=total, desc=description, **how) as bar:
-        yield bar.update
+        done = 0.0
+
+        def advance(steps: float) -> None:  # perhaps a fraction of one
+            nonlocal done
+            done += steps
+            bar.update(round(done) - bar.n)
+
+        yield advance

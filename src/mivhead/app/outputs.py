@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mivhead._util.files import replacing
-from mivhead._util.tables import to_csv
+from mivhead._util.tables import number, to_csv
 from mivhead.app.history import HIDDEN
 from mivhead.app.learner import NO_MODEL, Learner
 from mivhead.app.project import Photo, Project
@@ -76,13 +76,15 @@ def names_csv(project: Project, learner: Learner) -> str:
     rows: list[list[object]] = []
     for photo, decision, prediction in _named_photos(project, learner):
         if prediction is not None:
-            label, probability = str(prediction.label), round(prediction.probability, 4)
-            rows.append([photo.name, decision, label, probability, "new"])
+            values = map(number, (prediction.probability, prediction.unknown or 0.0))
+            rows.append([photo.name, decision, str(prediction.label), *values, "new"])
         elif decision is not None:
-            rows.append([photo.path, decision, decision, None, "shot"])
+            rows.append([photo.path, decision, decision, None, None, "shot"])
         else:
-            rows.append([photo.name, project.problems.get(photo.id, UNNAMED), None, None, "new"])
-    return to_csv(["file", "decision", "closest", "probability", "kind"], rows, excel=True)
+            problem = project.problems.get(photo.id, UNNAMED)
+            rows.append([photo.name, problem, None, None, None, "new"])
+    header = ["file", "decision", "closest", "probability", "unknown", "kind"]
+    return to_csv(header, rows, excel=True)
 
 
 def _sorted_entries(project: Project, learner: Learner) -> Iterator[tuple[Path, str]]:

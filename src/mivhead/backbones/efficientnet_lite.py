@@ -199,22 +199,20 @@ def list_taps(name: str) -> list[str]:
 
 def encode_graph(name: str, taps: Sequence[str], size: int) -> bytes:
     """Return an ONNX file that maps normalised images `(n, 3, size, size)` to the taps."""
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto, helper
 
-    builder = _Builder(convolutions(read_weights(name)), size)
-    outputs = []
+    source = helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", 3, size, size])
+    opset = helper.make_opsetid("", OPSET)
+    empty = helper.make_graph([], "mivhead", [source], [])
+    model = helper.make_model(empty, opset_imports=[opset], ir_version=IR_VERSION)
+    builder = _Builder(model.graph, convolutions(read_weights(name)), size)
     for tap in builder.add_blocks(DEPTHS[name]):
         if tap in taps:
             shape: list[str | int | None] = ["n", builder.channels, builder.side, builder.side]
-            outputs.append(helper.make_tensor_value_info(tap, TensorProto.FLOAT, shape))
-            builder.nodes.append(helper.make_node("Identity", [builder.tensor], [tap]))
+            model.graph.output.append(helper.make_tensor_value_info(tap, TensorProto.FLOAT, shape))
+            model.graph.node.append(helper.make_node("Identity", [builder.tensor], [tap]))
         if tap == taps[-1]:  # what follows is left out
             break
-    source = helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", 3, size, size])
-    constants = [numpy_helper.from_array(array, key) for key, array in builder.constants.items()]
-    graph = helper.make_graph(builder.nodes, "mivhead", [source], outputs, constants)
-    opset = helper.make_opsetid("", OPSET)
-    model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION)
     content: bytes = model.SerializeToString()
     return content
 
@@ -234,12 +232,14 @@ def convolutions(
 
 
 class _Builder:
-    """Collects the nodes and constants of the graph, convolution by convolution."""
+    """Adds nodes and constants to a graph, convolution by convolution."""
 
-    def __init__(self, weights: Iterator[tuple[NDArray[Any], NDArray[Any]]], size: int) -> None:
-        self.nodes: list[Any] = []
-        self.constants = {"zero": np.array(0, "f4"), "six": np.array(6, "f4")}
-        self._weights, self.tensor, self.side, self.channels = weights, INPUT, size, 3
+    def __init__(
+        self, graph: Any, weights: Iterator[tuple[NDArray[Any], NDArray[Any]]], size: int
+    ) -> None:
+        self._graph, self._weights = graph, weights
+        self.tensor, self.side, self.channels = INPUT, size, 3
+        self._add_constants(zero=np.array(0, "f4"), six=np.array(6, "f4"))
 
     def add_blocks(self, depths: Sequence[int]) -> Iterator[str]:
         """Add the network; yield each tap when its tensor has been added."""
@@ -262,8 +262,9 @@ class _Builder:
     def _convolve(self, stride: int = 1, *, depthwise: bool = False, linear: bool = False) -> None:
         """Add a convolution with TensorFlow's "SAME" padding and, unless it is linear, ReLU6."""
         kernel, bias = next(self._weights)
-        names = f"w{len(self.nodes)}", f"b{len(self.nodes)}"
-        self.constants |= zip(names, (kernel, bias), strict=True)
+        number = len(self._graph.node)
+        names = f"w{number}", f"b{number}"
+        self._add_constants(**dict(zip(names, (kernel, bias), strict=True)))
         side = -(-self.side // stride)
         padding = max(0, (side - 1) * stride + kernel.shape[2] - self.side)
         pads = [padding // 2] * 2 + [padding - padding // 2] * 2  # the extra pixel is at the end
@@ -273,8 +274,15 @@ class _Builder:
         if not linear:
             self._add("Clip", self.tensor, "zero", "six")
 
-    def _add(self, operation: str, *inputs: str, **how: Any) -> None:
+    def _add(self, operation: str, *inputs: str, **attributes: Any) -> None:
         from onnx import helper
 
-        self.tensor = f"x{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operation, inputs, [self.tensor], **how))
+        self.tensor = f"x{len(self._graph.node)}"
+        node = helper.make_node(operation, inputs, [self.tensor], **attributes)
+        self._graph.node.append(node)
+
+    def _add_constants(self, **arrays: NDArray[Any]) -> None:
+        from onnx import numpy_helper
+
+        for name, array in arrays.items():
+            self._graph.initializer.append(numpy_helper.from_array(array, name))

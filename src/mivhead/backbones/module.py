@@ -122,12 +122,12 @@ def from_module(
     taps = tuple(taps)
     check_taps(name, taps, [layer for layer, _ in model.named_modules() if layer])
     preprocessing = preprocessing or Preprocessing()
-    place = default_device(device)
-    freeze(model, place)
+    target = default_device(device)
+    freeze(model, target)
     if blocks is None:
-        blocks = suggest_blocks(hooked(model, taps), preprocessing.size, place)
+        blocks = suggest_blocks(hooked(model, taps), preprocessing.size, target)
     preset = Preset(taps, tuple(blocks), preprocessing, threshold)
-    return ModuleBackbone(name, model, preset, device=place, dtype=dtype)
+    return ModuleBackbone(name, model, preset, device=target, dtype=dtype)
 
 
 def state_hash(model: nn.Module) -> str:

@@ -165,23 +165,23 @@ def read_model(
 
 def _architecture(spec: str) -> tuple[str, str]:
     """Return OpenCLIP's name of an architecture and a tag; of a folder, which has both, no tag."""
-    place = NAMED.get(spec, spec).removeprefix(SCHEME)
-    if place in _ARCHITECTURES:
-        return _ARCHITECTURES[place]
-    model, _, tag = place.partition("/")
+    source = NAMED.get(spec, spec).removeprefix(SCHEME)
+    if source in _ARCHITECTURES:
+        return _ARCHITECTURES[source]
+    model, _, tag = source.partition("/")
     pairs = need("open_clip").list_pretrained()
     if (model, tag) in pairs:
         return model, tag
-    if hub.is_repository(place):  # which is not looked for in the current folder
-        config = hub.find(place, CONFIG)
+    if hub.is_repository(source):  # which is not looked for in the current folder
+        config = hub.find(source, CONFIG)
     else:
-        config = Path(place).expanduser().resolve() / CONFIG
+        config = Path(source).expanduser().resolve() / CONFIG
     if config is not None and config.is_file():
         return f"local-dir:{config.parent}", ""
-    near = difflib.get_close_matches(place, ["/".join(pair) for pair in pairs], n=1)
+    near = difflib.get_close_matches(source, ["/".join(pair) for pair in pairs], n=1)
     hint = f"did you mean {near[0]!r}?" if near else "see `open_clip.list_pretrained()`."
     raise InputError(
-        f"OpenCLIP has no model {place!r}: {hint} For one of the hub: `miv backbones download`."
+        f"OpenCLIP has no model {source!r}: {hint} For one of the hub: `miv backbones download`."
     )
 
 
@@ -195,13 +195,13 @@ def _usual_size(vision: dict[str, Any]) -> int:
 
 def hub_file(spec: str) -> tuple[str, str]:
     """Return the repository of a model's weights, and the file in it."""
-    place = NAMED.get(spec, spec).removeprefix(SCHEME)
-    model, _, tag = place.partition("/")
+    source = NAMED.get(spec, spec).removeprefix(SCHEME)
+    model, _, tag = source.partition("/")
     config = need("open_clip").pretrained.get_pretrained_cfg(model, tag)
     repository, _, file = str(config.get("hf_hub") or "").rpartition("/")
     if config and not repository:
         raise NotAvailableError(f"The weights of {spec} are not on the hub: give a checkpoint.")
-    return repository or place, file or WEIGHTS
+    return repository or source, file or WEIGHTS
 
 
 def text_tower(spec: str, weights: str | Path | None) -> TextTower:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import click
 
-from mivhead._util.text import percent
 from mivhead.cli import options
-from mivhead.cli.output import Output, interval, seconds, size
+from mivhead.cli.output import Output, seconds, size
 from mivhead.errors import InputError, NotAvailableError
 
 EXAMPLES = """
@@ -62,11 +61,9 @@ def demo(out: Output, output: str) -> None:
     spent = ", ".join(f"{what} {seconds(time)}" for what, time in model.fit_seconds_.items())
     out.say(f"2. Fit: learned {len(NAMES)} classes from {SHOTS} images each ({spent}).")
 
-    score = model.evaluate(folder / "new").score
-    out.say(
-        f"3. Predict and evaluate: {score.right} of {score.images} new images are named "
-        f"correctly,\n   {percent(score.accuracy)} (95% interval {interval(score.interval)})."
-    )
+    result = model.evaluate(folder / "new")
+    score = result.score
+    out.say("3. Predict and evaluate: " + str(result).replace("\n", "\n   "))
 
     path, page = folder / "digits.miv", folder / "results.html"
     model.save(path)

@@ -84,7 +84,7 @@ def evaluate(
         result = measure(loaded, labelled, skip_bad=skip_bad, foreign=others, **decision)
     out.skipped(result.skipped)
     if result.shots:
-        shots = plural(len(result.shots), "image")
+        shots = plural(len(result.shots), "photo")
         print(f"Left out {shots} that the model was trained on.", file=sys.stderr)
     out.result({"model": model, **result.as_json()}, _describe(result))
     if picture:
@@ -94,33 +94,26 @@ def evaluate(
 
 def _describe(result: Evaluation) -> str:
     """Report the decisions, accuracy, classes, confusions and mistakes."""
-    from mivhead.prediction import of_hundred
-
-    total, text = result.score, ""
-    if (counts := result.decisions) is not None and counts.wrong is not None:
-        right, wrong = counts.named - counts.wrong, counts.wrong
-        text += f"{of_hundred(right / counts.images, wrong / counts.images, new=False)}\n"
-    text += f"Accuracy {percent(total.accuracy, 1)}: {total.right:,} of "
-    text += f"{plural(total.images, 'image')} right (95% interval {interval(total.interval)}).\n"
+    text = f"{result}\n"
     if result.decisions is not None:
         text += f"{describe_decisions(result.decisions)}\n"
     if (counts := result.foreign) is not None:
         rejected = percent(counts.none / counts.images)
-        text += f"Foreign images: {describe_decisions(counts)} Rejected: {rejected}.\n"
+        text += f"Foreign photos: {describe_decisions(counts)} Rejected: {rejected}.\n"
     rows: list[Any] = [
         [name, score.images, score.right, percent(score.accuracy), interval(score.interval)]
         for name, score in result.per_class.items()
     ]
-    header = ["class", "images", "right", "accuracy", "95% interval"]
-    text += f"\n{table(header, rows, right='images right accuracy')}\n\n"
+    header = ["class", "photos", "right", "accuracy", "95% interval"]
+    text += f"\n{table(header, rows, right='photos right accuracy')}\n\n"
     if not result.confusions:
         return f"{text}No confusions."
-    header = ["images", "true class", "predicted as"]
-    confusions = table(header, result.confusions, right="images", most=MAX_CONFUSIONS)
+    header = ["photos", "true class", "predicted as"]
+    confusions = table(header, result.confusions, right="photos", most=MAX_CONFUSIONS)
     rows = [(m.id, m.label, m.predicted, percent(m.probability)) for m in result.mistakes]
     header = ["file", "true class", "predicted as", "probability"]
     mistakes = table(header, rows, right="probability", most=MAX_MISTAKES)
     return (
         f"{text}Most frequent confusions:\n{confusions}\n\n"
-        f"Misclassified images, the most confident mistakes first:\n{mistakes}"
+        f"Misclassified photos, the most confident mistakes first:\n{mistakes}"
     )

@@ -61,12 +61,7 @@ def explain(
 def _describe(reasons: Explanation) -> str:
     """Say what separates a prediction from the runner-up, and list the closest shots."""
     best = reasons.prediction
-    second = best.probabilities[reasons.runner_up]
-    decided = "" if best.decision == best.label else f" ({best.decision})"
-    text = (
-        f"{best.id}\n  {best.label} {percent(best.probability)}{decided}, "
-        f"then {reasons.runner_up} {percent(second)}"
-    )
+    text = f"{best.id}\n  {reasons.title}"
     if reasons.words:
         text += f"\n  {reasons.words}"
     if reasons.shots:

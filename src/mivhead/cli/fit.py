@@ -142,7 +142,7 @@ def _open(shots: str, label: str | None, boxes: str | None) -> tuple[Any, list[s
     images = options.open_images(shots, label, boxes, min_classes=2)
     if not (names := images.ignored):
         return images, []
-    others = f"{plural(len(names), 'file')} that are not images in class folders"
+    others = f"{plural(len(names), 'file')} outside the class folders or not an image"
     return images, [f"Ignored {others}, such as {names[0]}."]
 
 
@@ -170,8 +170,8 @@ def _describe_model(model: FewShotClassifier, output: str) -> str:
     spent = ", ".join(f"{what} {seconds(time)}" for what, time in model.fit_seconds_.items())
     views = model.kept_shots().view_count
     with_views = f" and {plural(views, 'augmented view')}" if views else ""
-    images = plural(sum(shots.values()), "image")
-    text = f"Learned {plural(len(shots), 'class')} from {images}{with_views}: {spent}.\n"
+    photos = plural(sum(shots.values()), "photo")
+    text = f"Learned {plural(len(shots), 'class')} from {photos}{with_views}: {spent}.\n"
     if (use := model.classifier_.unlabelled_) is not None:
         unlabelled = plural(use.images, "unlabelled image")
         text += (
@@ -194,7 +194,7 @@ def _describe_estimate(result: CrossValidation) -> str:
         f"\n{result.estimate}\nFrom {result.folds}-fold cross-validation: {score.right} of "
         f"{score.images} shots were predicted right by a model that had not seen them.\n"
     )
-    if single := sum(count == 1 for count in shots.values()):
+    if single := sum(count == 1 for name, count in shots.items() if name != result.other):
         text += (
             f"{plural(single, 'class')} with one shot could not be tested: the estimate assumes "
             "what is usual\nfor one shot in this task. A second shot makes it more certain.\n"
@@ -204,6 +204,7 @@ def _describe_estimate(result: CrossValidation) -> str:
     rows = [
         (name, shots[name], f"{tested[name] - wrong[name]} of {tested[name]}")
         for name in sorted(shots, key=lambda name: (-wrong[name] / max(tested[name], 1), name))
+        if name != result.other
     ]
     classes = table(["class", "shots", "right"], rows, right="shots", most=MAX_CLASSES)
     return f"{text}\n{classes}\n\n{_describe_suspects(result)}"

@@ -105,7 +105,7 @@ def _exported_facts(path: str) -> dict[str, Any]:
     from mivhead.model.exported import ExportedClassifier
 
     model = ExportedClassifier(path)
-    return {"kind": "exported", **_facts(model.info, model.shot_counts), **model.export_facts}
+    return {"kind": "exported", **_facts(model.info, model.shot_counts), "input": model.input}
 
 
 def _facts(description: ModelInfo, counts: Mapping[Any, int] | None) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def _describe(error: Exception) -> str:
         path = getattr(getattr(error, "ctx", None), "command_path", "miv")
         text = error.format_message()
         if "unexpected extra argument" in text:
-            text += " Put names with spaces into quotes."
+            text += ". Put names with spaces into quotes."
         return f"{text} See `{path} --help`."
     if isinstance(error, MivError):
         return str(error)

@@ -93,13 +93,13 @@ def plural(count: int, noun: str) -> str:
 
 
 def describe_decisions(counts: DecisionCounts) -> str:
-    """Describe how many images got a name.
+    """Describe how many photos got a name.
 
     >>> from mivhead.prediction import DecisionCounts
     >>> describe_decisions(DecisionCounts(12, 9, 2, 1))
-    'Named 9 of 12 images; 2 unsure, 1 none of these.'
+    'Named 9 of 12 photos; 2 unsure, 1 none of these.'
     """
-    named = f"Named {counts.named:,} of {plural(counts.images, 'image')}"
+    named = f"Named {counts.named:,} of {plural(counts.images, 'photo')}"
     if counts.wrong is not None and counts.named:
         named += f" ({counts.wrong:,} wrongly, {percent(counts.wrong / counts.named)})"
     return f"{named}; {counts.unsure:,} unsure, {counts.none:,} none of these."

@@ -178,7 +178,7 @@ def predict(
             copies = sort_images(image_set.without(skipped), decisions, names, sort_into)
             before = len(predictions) - len(copies)
             more = f"; not copied again: {before}" if before else ""
-            out.note(f"Copied {plural(len(copies), 'image')} into {sort_into}{more}.")
+            out.note(f"Copied {plural(len(copies), 'photo')} into {sort_into}{more}.")
     counts = DecisionCounts.count(predictions)
     document = {
         "model": model,
@@ -283,7 +283,7 @@ def _as_csv(predictions: Sequence[Prediction], top: int, *, excel: bool) -> str:
 def _as_counts(predictions: Sequence[Prediction]) -> str:
     """Return how many images got each name."""
     counts = Counter(str(prediction.decision) for prediction in predictions)
-    return table(["named", "images"], counts.most_common(), right="images")
+    return table(["decision", "photos"], counts.most_common(), right="photos")
 
 
 def _as_table(predictions: Sequence[Prediction], top: int) -> str:

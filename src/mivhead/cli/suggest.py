@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -68,7 +69,7 @@ def suggest(
     ]
     out.result(
         {"suggestions": [asdict(image) for image in chosen]},
-        table(["image", "looks like", "why"], rows),
+        table(["file", "closest", "why"], rows, limit=sys.maxsize),
     )
     if html:
         out.say(f"\nSaved {html}: name the photos there, then `{learning_command(file)}`.")

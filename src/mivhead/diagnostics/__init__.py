@@ -14,7 +14,6 @@ from mivhead._util.imports import lazy
 
 if TYPE_CHECKING:
     from mivhead.diagnostics.cross_validation import CrossValidation as CrossValidation
-    from mivhead.diagnostics.cross_validation import cross_validate as cross_validate
     from mivhead.diagnostics.evaluation import Evaluation as Evaluation
     from mivhead.diagnostics.evaluation import evaluate as evaluate
     from mivhead.diagnostics.explanation import Explanation as Explanation
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "cross_validation": "CrossValidation cross_validate",
+        "cross_validation": "CrossValidation",
         "evaluation": "Evaluation evaluate",
         "explanation": "Explanation explain_images",
         "suggestion": "Suggestion suggest",

@@ -23,20 +23,20 @@ has, and a dozen of them, each right or wrong, say little. Therefore:
 
 The interval is Agresti and Coull's, for an effective number of predictions. Shots of a class are
 alike (RHO is their correlation), so m of them count as m / (1 + (m - 1) RHO), and a class that was
-not tested counts as UNTESTED predictions. Constants: chosen on the tuning sets
+not tested counts as PER_UNTESTED predictions. Constants: chosen on the tuning sets
 (docs/research-log.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from mivhead._util.arrays import Floats, softmax
 from mivhead._util.text import progress_bar
@@ -46,7 +46,7 @@ from mivhead.diagnostics.evaluation import Mistake, Score
 from mivhead.ensemble.balance import shots_behind
 from mivhead.ensemble.stacking import fold_numbers
 from mivhead.errors import InputError
-from mivhead.features import FeatureTable, SupportSet
+from mivhead.features import SupportSet
 from mivhead.head.recipe import resolve_recipe
 from mivhead.model.base import Estimate
 
@@ -57,7 +57,7 @@ TINY = 1e-6  # a probability below this says no more
 SLOPE = 0.8  # of the log-odds of a right prediction in log n
 HITS = 0.4  # how much the outcome of a prediction counts, compared with its probability
 RHO = 0.07  # correlation of predictions of the same class
-UNTESTED = 1.0  # predictions that a class without any counts as, in the interval
+PER_UNTESTED = 1.2  # predictions that a class without any counts as, in the interval
 WIDTH = 2.1  # standard errors on either side: 1.96 and a little, as the estimate is biased, too
 
 
@@ -83,11 +83,15 @@ class CrossValidation:
             f"right, expected accuracy {100 * self.accuracy:.1f}% (95% interval {low} to {high})>"
         )
 
+    def __str__(self) -> str:
+        """Say what to expect of new images."""
+        return str(self.estimate)
+
     @property
     def tested(self) -> NDArray[np.bool_]:
-        """Mask of the shots that could be tested."""
-        tested: NDArray[np.bool_] = ~np.isnan(self.probabilities[:, 0])
-        return tested
+        """Mask of the shots that could be tested; those of `other` do not count."""
+        named: NDArray[np.bool_] = np.asarray(self.labels) != self.other
+        return named & ~np.isnan(self.probabilities[:, 0])
 
     @property
     def numbers(self) -> NDArray[np.int64]:
@@ -96,15 +100,15 @@ class CrossValidation:
 
     @property
     def score(self) -> Score:
-        """Number of tested shots, and how many were predicted correctly; without `other`."""
-        rows = self.tested & (np.asarray(self.labels) != self.other)
+        """Number of tested shots, and how many were predicted correctly."""
+        rows = self.tested
         right = self.probabilities[rows].argmax(axis=1) == self.numbers[rows]
         return Score(len(right), int(right.sum()))
 
     @cached_property
     def expected(self) -> Expected:
         """What to expect of new images."""
-        numbers, rows = self.numbers, self.tested & (np.asarray(self.labels) != self.other)
+        numbers, rows = self.numbers, self.tested
         fold = _assign_folds(np.asarray(self.labels), max(self.folds, 1))
         behind = shots_behind(numbers, fold)[np.arange(len(numbers)), numbers]
         shots = np.bincount(numbers, minlength=len(self.classes))
@@ -143,9 +147,10 @@ class CrossValidation:
         numbers, p = self.numbers, np.maximum(np.nan_to_num(self.probabilities), TINY)
         shots, best = np.arange(len(p)), p.argmax(axis=1)
         surprise = p[shots, best] / p[shots, numbers]
-        surprise[~self.tested | (np.asarray(self.labels) == self.other)] = 0
-        tested = np.bincount(numbers[self.tested], minlength=len(self.classes)) > 0
-        called = (surprise >= RATIO) & tested[best] & self.calibrated
+        surprise[~self.tested] = 0
+        known = np.bincount(numbers[self.tested], minlength=len(self.classes)) > 0
+        known |= self.classes == self.other
+        called = (surprise >= RATIO) & known[best] & self.calibrated
         if called.sum() > max(2, MOST * len(p)):
             called[:] = False
         return [
@@ -220,7 +225,7 @@ def expect(
     single = float(np.mean(shots[named] == 1))
     fractions = (1 - single) * with_shots(shots[labels]) + single * with_shots(1)
     accuracy, right_names, names = np.clip(fractions, 0.0, 1.0).tolist()
-    independent = np.where(tested > 0, tested / (1 + (tested - 1) * RHO), UNTESTED)
+    independent = np.where(tested > 0, tested / (1 + (tested - 1) * RHO), PER_UNTESTED)
     count = len(tested) ** 2 / (1 / independent).sum() + 2
     centre = (accuracy * (count - 2) + 1) / count
     half = WIDTH * math.sqrt(centre * (1 - centre) / count)
@@ -229,53 +234,6 @@ def expect(
 
 
 def cross_validate(
-    classifier: MIVClassifier,
-    table: FeatureTable,
-    *,
-    folds: int = FOLDS,
-    class_vectors: Mapping[str, ArrayLike] | None = None,
-    verbose: bool = True,
-) -> CrossValidation:
-    """Predict every shot of a support set with a head that has not seen it.
-
-    Parameters
-    ----------
-    classifier : MIVClassifier
-        A classifier with the parameters to use; it need not be fitted and is not modified.
-    table : FeatureTable
-        The support set with its labels and, optionally, augmented views.
-    folds : int, default=5
-        Number of folds, and therefore of heads to train. More folds leave more shots to learn from.
-    class_vectors : mapping or None, default=None
-        Vectors of the classes, if names are a member.
-    verbose : bool, default=True
-        Show a progress bar if this takes more than two seconds.
-
-    Examples
-    --------
-    >>> from mivhead import Features
-    >>> X = Features(np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 1, 0]])  # the last looks like an "a"
-    >>> shots = FeatureTable(X, tuple("123456"), ("a", "a", "a", "b", "b", "b"))
-    >>> result = cross_validate(MIVClassifier("experts"), shots)
-    >>> result.folds, result.score
-    (3, Score(images=6, right=5))
-    >>> [suspect.id for suspect in result.suspects]
-    ['6']
-    """
-    if table.labels is None:
-        raise InputError("The table has no labels, which cross-validation needs.")
-    support = SupportSet.read(
-        table.features, table.labels, table.views, table.view_of, None, class_vectors
-    )
-    order = np.argsort(np.asarray(table.labels), kind="stable")  # that of the support set
-    names = [table.ids[row] for row in order]
-    model = type(classifier)(**classifier.get_params())
-    result = cross_validate_support(model, support, names, folds=folds, verbose=verbose)
-    probabilities = result.probabilities[np.argsort(order)]
-    return replace(result, ids=table.ids, labels=table.labels, probabilities=probabilities)
-
-
-def cross_validate_support(
     model: MIVClassifier,
     support: SupportSet,
     ids: Sequence[str],

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mivhead._util.arrays import wilson_interval
+from mivhead._util.text import percent
 from mivhead.decision import NONE
 from mivhead.errors import ImageError, InputError
 from mivhead.extraction.pipeline import LoadedImage
@@ -20,7 +21,7 @@ from mivhead.features import FeatureTable
 from mivhead.images.imageset import ImageSet, Skipped, check_images
 from mivhead.images.sources import open_labelled
 from mivhead.model.shots import digests
-from mivhead.prediction import DecisionCounts
+from mivhead.prediction import DecisionCounts, of_hundred
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,6 +91,18 @@ class Evaluation:
         return (
             f"<Evaluation: {score.right} of {score.images} images right, "
             f"{100 * score.accuracy:.1f}% (95% interval {low} to {high})>"
+        )
+
+    def __str__(self) -> str:
+        """Say what people get, then the accuracy."""
+        score, text = self.score, ""
+        if (counts := self.decisions) is not None and counts.wrong is not None:
+            right, wrong = counts.named - counts.wrong, counts.wrong
+            text = f"{of_hundred(right / counts.images, wrong / counts.images, new=False)}\n"
+        low, high = map(percent, score.interval)
+        return (
+            f"{text}Accuracy {percent(score.accuracy, 1)}: {score.right:,} of {score.images:,} "
+            f"photos right (95% interval {low} to {high})."
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -211,28 +224,28 @@ def evaluate(
     if shots and not rows:
         raise InputError(
             f"The model was trained on all of the {len(shots)} images, so its accuracy on them "
-            "says nothing about new images: give other images, or measure these with "
-            "include_shots=True."
+            "says nothing about new images: give other images."
         )
     if seen:
         source = source.take(rows) if isinstance(source, ImageSet) else source[rows]
     labels, predictions = list(map(str, source.labels or ())), model.classify(source, **decision)
     names, other = tuple(map(str, model.classes_.tolist())), model.thresholds(**decision).other
     other_name = None if other is None else names[other]
-    confusion, mistakes = _compare(labels, predictions, names, other_name)
     # Images of the class that stands for everything else are foreign.
-    known = [row for row, label in enumerate(labels) if label != other_name]
-    strange = [predictions[row] for row, label in enumerate(labels) if label == other_name]
+    strange = [p for p, label in zip(predictions, labels, strict=True) if label == other_name]
+    predictions = [p for p, label in zip(predictions, labels, strict=True) if label != other_name]
+    labels = [label for label in labels if label != other_name]
     if foreign is not None:
         strange += model.classify(foreign, skip_bad=skip_bad, **decision)
-    decisions = DecisionCounts.count([predictions[i] for i in known], [labels[i] for i in known])
+    confusion, mistakes = _compare(labels, predictions, names, other_name)
+    decisions = DecisionCounts.count(predictions, labels)
     return Evaluation(
         names,
         confusion,
         mistakes,
         tuple(skipped),
         shots,
-        decisions if known else None,
+        decisions if labels else None,
         DecisionCounts.count(strange) if strange else None,
     )
 

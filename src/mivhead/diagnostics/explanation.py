@@ -15,7 +15,9 @@ import numpy as np
 from PIL import Image
 
 from mivhead._util.arrays import Floats
+from mivhead._util.text import percent, shorten
 from mivhead.classifier import MIVClassifier
+from mivhead.decision import NONE
 from mivhead.ensemble.descriptors import mean_vectors
 from mivhead.features import Features, FeatureTable
 from mivhead.images.imageset import ImageSet
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOTS = 3  # per class that an explanation names
+LETTERS = 26  # of a class in a title
 NOTABLE = 0.1  # share of all votes from which on a reason is named
 # What the members of the ensemble look at, in a reader's words.
 MEMBERS = {
@@ -135,6 +138,17 @@ class Explanation:
             kind = vote.member.partition(" (")[0]
             totals[kind] = totals.get(kind, 0.0) + (vote.separates or 0.0)
         return totals
+
+    @property
+    def title(self) -> str:
+        """The two most probable classes, unless it is none of these."""
+        best = self.prediction
+        if best.decision == NONE:
+            return f"{NONE}: {best.unlike}"
+        decided = "" if best.decision == best.label else f" ({best.decision})"
+        second = percent(best.probabilities[self.runner_up])
+        names = [shorten(str(name), LETTERS) for name in (best.label, self.runner_up)]
+        return f"{names[0]} {percent(best.probability)}{decided}, then {names[1]} {second}"
 
     @property
     def words(self) -> str:

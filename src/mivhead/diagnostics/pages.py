@@ -112,7 +112,7 @@ def _card(reasons: Explanation, gallery: _Gallery) -> dict[str, Any]:
         "group": group,
         "label": str(best.label),
         "title": str(best.decision),
-        "note": f"unlike all your photos; closest: {best.label}" if group == "none" else "",
+        "note": best.unlike if group == "none" else "",
         "top": [[str(label), p] for label, p in best.top(TOP)],
         "src": None if reasons.image is None else _thumbnail(reasons.image, SIDE),
         "near": [

@@ -175,11 +175,7 @@ def draw_reasons(reasons: Explanation, path: str | Path | None = None) -> Figure
         hspace=0.6,
         wspace=0.08,
     )
-    best = reasons.prediction
-    decision = "" if best.decision == best.label else f"{best.decision}; most likely "
-    second = percent(best.probabilities[reasons.runner_up])
-    title = f"{short(best.label)} {percent(best.probability)}, then {short(reasons.runner_up)}"
-    figure.suptitle(f"{decision}{title} {second}", color=INK, fontsize=12, parse_math=False)
+    figure.suptitle(reasons.title, color=INK, fontsize=12, parse_math=False)
     if reasons.image is not None:
         show(figure.add_subplot(grid[0, 0]), square(reasons.image), "image")
         for column, (caption, heat) in enumerate(maps, start=1):

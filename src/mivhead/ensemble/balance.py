@@ -29,7 +29,7 @@ logits shrink with the fraction of them (`UNTESTED`).
 are then averages over regressions on one shot of each class (`ridge.fit_one_of_each`), with the
 weights of one-shot tasks, the head has no say, and none of the above applies.
 
-**Class priors** come last, as plain Bayes (`mivhead.decision.log_prior`).
+**Class priors** come last, as plain Bayes (`mivhead.decision.class_frequencies`).
 
 References
 ----------

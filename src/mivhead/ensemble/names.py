@@ -44,7 +44,7 @@ from mivhead.features import Block, Features, image_vectors
 
 Floats = NDArray[np.floating[Any]]
 
-SMALLEST = 1e-3  # prior weight
+LEAST_WEIGHT = 1e-3  # before stacking
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,4 +147,4 @@ class NameScores:
     def prior_weight(self, shots: NDArray[np.int64]) -> float:
         """Return the weight of `member` before stacking, for numbers of shots (class,)."""
         weight = NAMES_WEIGHT * self.scale / self.factor * np.exp(-np.log(shots).mean())
-        return max(float(weight), SMALLEST)
+        return max(float(weight), LEAST_WEIGHT)

@@ -109,11 +109,11 @@ def block_cosines(
     vectors: Value, layer: HeadBlock, support: Projected, starts: NDArray[np.int64]
 ) -> Value:
     """Cosines (n, class) of one block."""
-    how = layer.comparison(support, support, starts)  # with the support's own constants
+    comparison = layer.comparison(support, support, starts)  # with the support's own constants
     shots = np.diff(starts)
-    split = (x.reshape(0, how.heads, 1, -1) for x in project(vectors, layer))
+    split = (x.reshape(0, comparison.heads, 1, -1) for x in project(vectors, layer))
     key, v_q, gate = split  # (n, h, 1, d)
-    v_p, of_keys = prototypes(key, how, shots)  # (n, h, class, d)
+    v_p, of_keys = prototypes(key, comparison, shots)  # (n, h, class, d)
     v_q, v_p = v_q * gate + key, v_p * gate + of_keys
     m = v_p.sum(2, keepdims=True) * (1 / len(shots))
     v_q, v_p = v_q - m, v_p - m
@@ -133,14 +133,16 @@ def project(vectors: Value, layer: HeadBlock) -> tuple[Value, Value, Value]:
     return linear("key"), linear("value"), linear("excitation").sigmoid()
 
 
-def prototypes(key: Value, how: Comparison, shots: NDArray[np.int64]) -> tuple[Value, Value]:
+def prototypes(key: Value, comparison: Comparison, shots: NDArray[np.int64]) -> tuple[Value, Value]:
     """Equation 3: weighted sums of the values and of the keys, (n, h, class, d)."""
     rows, real = padded_rows(shots)  # (class, shot)
-    of_shots = how.shots.value, how.shots.key
-    of_heads = [x.reshape(len(x), how.heads, -1) for x in of_shots]  # (shot, h, d)
+    of_shots = comparison.shots.value, comparison.shots.key
+    of_heads = [x.reshape(len(x), comparison.heads, -1) for x in of_shots]  # (shot, h, d)
     by_class = [x[rows].transpose(2, 0, 1, 3) for x in of_heads]  # (h, class, shot, d)
-    weights = _attention(key, how, rows, real)  # (n, h, class, 1, shot)
-    values, keys = ((weights @ x[None]).reshape(0, how.heads, len(shots), -1) for x in by_class)
+    weights = _attention(key, comparison, rows, real)  # (n, h, class, 1, shot)
+    values, keys = (
+        (weights @ x[None]).reshape(0, comparison.heads, len(shots), -1) for x in by_class
+    )
     return values, keys
 
 
@@ -152,14 +154,14 @@ def padded_rows(shots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _attention(
-    key: Value, how: Comparison, rows: NDArray[np.int64], real: NDArray[np.bool_]
+    key: Value, comparison: Comparison, rows: NDArray[np.int64], real: NDArray[np.bool_]
 ) -> Value:
     """Equation 4: weights of the shots of each class, (n, h, class, 1, shot)."""
-    shots = how.split(how.shots.key)[None]  # (1, h, shot, d)
-    scores = (key - shots).abs().sum(3) * how.factor  # (n, h, shot)
+    shots = comparison.split(comparison.shots.key)[None]  # (1, h, shot, d)
+    scores = (key - shots).abs().sum(3) * comparison.factor  # (n, h, shot)
     if not real.all():
         scores = scores.take(rows.ravel(), 2) + np.where(real.ravel(), 0, -np.inf)
-    return scores.reshape(0, how.heads, len(rows), 1, -1).softmax(axis=4)
+    return scores.reshape(0, comparison.heads, len(rows), 1, -1).softmax(axis=4)
 
 
 def combine(cosines: Sequence[Value], recipe: Recipe) -> Value:

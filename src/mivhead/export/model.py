@@ -36,7 +36,6 @@ from mivhead.features import Features
 from mivhead.model.exported import (
     CHECKSUM_KEY,
     FORMAT,
-    KIND,
     METADATA_KEY,
     NO_CHECKSUM,
     PROBABILITIES,
@@ -93,9 +92,7 @@ def export_model(
         proto = _from_images(model)
     document = {
         "format": FORMAT,
-        "kind": KIND,
         "input": input,
-        "exporter": __version__,
         "model": asdict(info_of(model)),
         "decision": asdict(model.calibration),
         "shots": list(model.shot_counts.values()),

@@ -264,13 +264,13 @@ def content_hash(image: bytes | Image.Image) -> str:
 class CacheKeys:
     """Keys of the features that one backbone extracts, and of views that are made in one way."""
 
-    def __init__(self, backbone: Backbone, how: Augmentation) -> None:
+    def __init__(self, backbone: Backbone, augmentation: Augmentation) -> None:
         kind = str(getattr(backbone, "dtype", "float16")).removeprefix("torch.")
         self._common = [VERSION, backbone.identity.key, kind]
-        self._how = asdict(how)
+        self._augmentation = asdict(augmentation)
 
     def key(self, content: str, seed: int | None) -> str:
         """Return the key of an image (by `content_hash`), or of its view with this seed."""
-        view = "original" if seed is None else [seed, self._how]
+        view = "original" if seed is None else [seed, self._augmentation]
         text = json.dumps([*self._common, content, view], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -41,7 +41,7 @@ def extract_table(
     backbone: Backbone,
     images: ImageSet,
     plan: ViewPlan = NO_VIEWS,
-    how: Augmentation | None = None,
+    augmentation: Augmentation | None = None,
     *,
     cache: FeatureCache | None = None,
     verbose: bool = True,
@@ -53,7 +53,7 @@ def extract_table(
     ----------
     plan : ViewPlan, default=NO_VIEWS
         Views to make, such as `ViewRule.plan` returns.
-    how : Augmentation, optional
+    augmentation : Augmentation, optional
         How views are made; by default as in the paper.
     verbose : bool, default=True
         Show a progress bar if it takes more than two seconds.
@@ -61,7 +61,7 @@ def extract_table(
         Also keep the hash of every image, and a picture of it that views can be made of.
     """
     loaders = [partial(LoadedImage, source) for source in images.sources]
-    work = _Work(backbone, loaders, plan, how or Augmentation(), cache, pictures=pictures)
+    work = _Work(backbone, loaders, plan, augmentation or Augmentation(), cache, pictures=pictures)
     (features,) = work.run(verbose=verbose)
     count = len(images)  # the images, then the views
     has_views = len(plan.view_of) > 0
@@ -81,7 +81,7 @@ def extract_views(
     backbone: Backbone,
     pictures: Sequence[tuple[str, bytes]],
     plan: ViewPlan,
-    how: Augmentation,
+    augmentation: Augmentation,
     *,
     cache: FeatureCache | None = None,
     verbose: bool = True,
@@ -92,7 +92,7 @@ def extract_views(
         partial(LoadedImage, ImageSource(name, given(picture), name), content)
         for content, picture in pictures
     ]
-    work = _Work(backbone, loaders, plan, how, cache, originals=False)
+    work = _Work(backbone, loaders, plan, augmentation, cache, originals=False)
     (features,) = work.run(verbose=verbose)
     return features
 
@@ -174,7 +174,7 @@ class _Work:
     backbone: Backbone
     loaders: Sequence[Callable[[], LoadedImage]]
     plan: ViewPlan
-    how: Augmentation
+    augmentation: Augmentation
     cache: FeatureCache | None
     originals: bool = True  # whether the images themselves pass, not only their views
     pictures: bool = False  # whether hashes and pictures of the images are kept
@@ -221,7 +221,7 @@ class _Work:
     def _items(self) -> Iterator[_Item]:
         """Yield each image, followed by its views, so that no decoded image is kept."""
         size = self.backbone.preset.preprocessing.size
-        keys = CacheKeys(self.backbone, self.how)
+        keys = CacheKeys(self.backbone, self.augmentation)
         views_of: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)  # row and number
         first = len(self.loaders) * self.originals  # row of the first view
         for i, (row, number) in enumerate(zip(self.plan.view_of, self.plan.numbers, strict=True)):
@@ -248,7 +248,7 @@ class _Work:
             for row, number in views_of[i]:
                 seed = view_seed(self.plan.seed, image.hash, number)
                 key, parts = look_up(image, seed)
-                view = None if parts else augment(image.picture, size, seed, self.how)
+                view = None if parts else augment(image.picture, size, seed, self.augmentation)
                 yield _Item(row, key, parts, view)
 
 

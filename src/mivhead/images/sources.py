@@ -268,7 +268,7 @@ def _sorted(sources: Iterable[ImageSource]) -> list[ImageSource]:
 
 def list_zip(path: Path | str, file: IO[bytes] | None = None) -> Listing:
     """List a zip; an open file is read instead of the path, which then only names it."""
-    with reading(f"The zip {path}", zipfile.BadZipFile, ValueError, NotImplementedError):
+    with reading(f"The zip {path}", zipfile.BadZipFile, ValueError, NotImplementedError, Warning):
         if file is None:
             check_file(path)
         archive = zipfile.ZipFile(path if file is None else file)

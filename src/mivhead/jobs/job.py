@@ -138,6 +138,7 @@ def predict(
             stack.enter_context(locked(output.target))
         existing = output.parts(key, resume=resume, overwrite=overwrite)
         if existing is None:
+            remove(output.folder)  # empty, if a kill has left it
             _, done = _footer(output.target)
             counts = done["rows"], done["errors"], done["skipped"], done["rows"]
             return JobResult(output.out, *counts, time.perf_counter() - started)

@@ -26,7 +26,7 @@ from mivhead.decision import (
     Prior,
     Thresholds,
     check_class_names,
-    log_prior,
+    class_frequencies,
 )
 from mivhead.errors import InputError
 from mivhead.images.imageset import ImageSet, Skipped, check_images, check_names
@@ -254,9 +254,7 @@ class ImageClassifier(ABC):
         thresholds = self.calibration.thresholds(reject, max_errors)
         if class_prior is None:
             return thresholds
-        names, counts = self.classes_.tolist(), self.shot_counts
-        logs = log_prior(class_prior, names, [counts[name] for name in names])
-        return replace(thresholds, prior=tuple(np.exp(logs).tolist()) if logs.any() else None)
+        return replace(thresholds, prior=class_frequencies(class_prior, self.shot_counts))
 
     def readable(self, images: ImageSet, *, skip_bad: bool = True) -> ImageSet:
         """Leave out images that cannot be read, and list them in `skipped_`."""

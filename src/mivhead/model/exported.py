@@ -30,7 +30,6 @@ METADATA_KEY = "mivhead"
 CHECKSUM_KEY = "mivhead.checksum"
 CHECKSUM_MARK = b"mivhead-crc32:"  # found without parsing the file
 NO_CHECKSUM = CHECKSUM_MARK + b"00000000"
-KIND = "classifier"  # in the metadata
 FORMAT = 1  # of the metadata
 PROBABILITIES, UNKNOWN = "probabilities", "unknown"  # outputs
 BATCH = 8  # images per run: a compromise between speed and memory
@@ -65,8 +64,11 @@ class ExportedClassifier(ImageClassifier):
             self.identity_ = None if backbone is None else Identity.from_json(backbone)
             if self.needs_images and (self.identity_ is None or len(self.session.inputs) != 1):
                 raise InputError("it takes images, but has several inputs or no backbone.")
-            if len(self._header.shots) != len(self.classes_):
-                raise InputError("its numbers of shots do not fit its classes.")
+            decision, count = self._header.decision, len(self.classes_)
+            if not len(self._header.shots) == len(decision.shots) == count or not decision.scores:
+                raise InputError("its numbers of shots or its scores do not fit its classes.")
+            if not 0 <= (decision.other or 0) < count:
+                raise InputError("its decision does not fit its classes.")
         except InputError as error:
             raise ModelFileError(f"{path} cannot be used: {error}") from error
 
@@ -78,9 +80,9 @@ class ExportedClassifier(ImageClassifier):
         return open_session(content, str(self.path), self.threads)
 
     @property
-    def export_facts(self) -> dict[str, str]:
-        """What the file says about the export: its input, and who wrote it."""
-        return {"input": self._header.input, "exporter": self._header.exporter}
+    def input(self) -> Input:
+        """What the file takes."""
+        return self._header.input
 
     @property
     def shot_counts(self) -> dict[Any, int]:
@@ -156,9 +158,7 @@ class Header:
     """The metadata of an exported model."""
 
     format: int
-    kind: str  # "classifier"
     input: Input  # what the graph takes; see `mivhead.export.model.export_model`
-    exporter: str  # version of mivhead that exported the model
     model: ModelInfo  # what the model says about itself
     decision: Calibration  # what thresholds follow from
     shots: tuple[int, ...]  # per class
@@ -176,7 +176,7 @@ def read_header(metadata: Mapping[str, str], path: str | Path) -> Header:
         header = from_json(Header, document, "the description")
     except ValueError as error:  # also of JSON
         raise ModelFileError(f"{path} cannot be used: {error}") from error
-    if header.format != FORMAT or header.kind != KIND:
+    if header.format != FORMAT:
         raise ModelFileError(f"{path} was written by another version of mivhead.")
     return header
 

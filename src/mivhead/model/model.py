@@ -221,7 +221,7 @@ class Model(ImageClassifier, Estimator):
         if vectors is not None:
             rule = rule.with_background(vectors)
         names = classifier.classes_.tolist()
-        if self.other in names:
+        if self.other in names and rule.other is None:
             rule = rule.with_other(names.index(self.other))
         classifier.decision_ = rule
         self.classifier_, self.classes_, self.identity_ = classifier, classifier.classes_, identity

@@ -291,7 +291,7 @@ class Shots:
         row = self.find(shot)
         name, old, target = self.names[row], self.labels[row].item(), self.as_label(label)
         if target not in self.classes and not new:
-            hint = " To make a new class of the shot, pass new=True (--new)."
+            hint = " Insist with --new (in Python new=True) to make a new class of the shot."
             raise InputError(self._unknown("class", target) + hint)
         if target == old:
             raise InputError(f"{name} is already a shot of {old!r}.")

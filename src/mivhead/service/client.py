@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -114,7 +115,7 @@ class Client:
             One per image, in their order.
         """
         if isinstance(class_prior, Mapping):
-            class_prior = ",".join(f"{name}={value}" for name, value in class_prior.items())
+            class_prior = json.dumps({str(name): value for name, value in class_prior.items()})
         options = {"model": model, "top": top, "prior": class_prior}
         params = {name: value for name, value in options.items() if value is not None}
         self.skipped = []

@@ -75,7 +75,7 @@ OPTIONS: Schema = {
         "Number of classes to return, the most probable first; by default all.",
     ),
     "prior": _described(
-        TEXT, "How frequent the classes are: `uniform`, `shots`, or `robin=3,wren=1`."
+        TEXT, "How frequent classes are: `uniform`, `shots`, `robin=3,wren=1` or a JSON object."
     ),
 }
 NAMED_IMAGE = _object({"data": _described(TEXT, "Base64 of an image file.")}, name=TEXT)

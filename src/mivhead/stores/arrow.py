@@ -66,9 +66,9 @@ class ParquetStore(TableStore):
     def _insert(self, info: TableInfo, table: FeatureTable) -> None:
         pq = need("pyarrow.parquet")
         rows = max(1, GROUP_BYTES * len(table) // max(1, table.features.nbytes))
-        how = {"row_group_size": rows, "compression": "zstd", "write_page_checksum": True}
+        options = {"row_group_size": rows, "compression": "zstd", "write_page_checksum": True}
         with replacing(self.name) as part:
-            pq.write_table(arrow_table(table, info), part, **how)
+            pq.write_table(arrow_table(table, info), part, **options)
 
 
 class LanceStore(TableStore):

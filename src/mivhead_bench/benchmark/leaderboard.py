@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+from scipy import stats
 
 from mivhead_bench.benchmark.compare import summarise
 from mivhead_bench.benchmark.results import Result
@@ -59,10 +60,7 @@ def rows_of(
 
 
 def page_rows(rows: Iterable[Mapping[str, str]], groups: Mapping[str, Iterable[str]]) -> list[Row]:
-    """Average rows over the sets of each group that is complete, or else over all sets.
-
-    Half-widths are those of the mean over these very sets: only the tasks are a sample.
-    """
+    """Average rows over the sets of each group that is complete, or else over all sets."""
     by_column: dict[tuple[str, ...], dict[str, Mapping[str, str]]] = defaultdict(dict)
     for row in rows:
         by_column[row["backbone"], row["protocol"], row["method"]][row["set"]] = row
@@ -71,7 +69,6 @@ def page_rows(rows: Iterable[Mapping[str, str]], groups: Mapping[str, Iterable[s
         complete = {name: list(sets) for name, sets in groups.items() if by_set.keys() >= set(sets)}
         for name, sets in (complete or {"": list(by_set)}).items():
             set_rows = [by_set[set_name] for set_name in sets]
-            halves = [float(row["half_width"] or "nan") for row in set_rows]
             averaged.append(
                 {
                     "backbone": backbone,
@@ -80,9 +77,25 @@ def page_rows(rows: Iterable[Mapping[str, str]], groups: Mapping[str, Iterable[s
                     "sets": f"{len(set_rows)} {name}".strip(),
                     "tasks": str(sum(int(row["tasks"]) for row in set_rows)),
                     "accuracy": f"{np.mean([float(row['accuracy']) for row in set_rows]):.1f}",
-                    "±": f"{math.hypot(*halves) / len(set_rows):.1f}".replace("nan", ""),
+                    "±": f"{_half_width(set_rows):.1f}".replace("nan", ""),
                     "seconds": f"{np.mean([float(row['seconds']) for row in set_rows]):.2f}",
-                    **{column: set_rows[0].get(column, "") for column in ORIGIN},
+                    **{column: _joined(row[column] for row in set_rows) for column in ORIGIN},
                 }
             )
     return averaged
+
+
+def _half_width(set_rows: Sequence[Mapping[str, str]]) -> float:
+    """Return that of the mean over these very sets, where only the tasks are a sample: Welch's."""
+    freedom = np.array([int(row["tasks"]) - 1 for row in set_rows])
+    halves = np.array([float(row["half_width"] or "nan") for row in set_rows])
+    variances = (halves / stats.t.ppf(0.975, freedom)) ** 2
+    total = variances.sum()
+    if not total > 0:
+        return float(total)
+    joint = total**2 / (variances**2 / freedom).sum()
+    return float(stats.t.ppf(0.975, joint) * math.sqrt(total) / len(set_rows))
+
+
+def _joined(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(values))  # each once: sets may have been run separately

@@ -103,5 +103,5 @@ def device_module(device: str | None) -> Any:
 
 def _read(name: str, path: Path) -> int:
     """Return the bytes of a line such as `VmRSS:  100 kB`."""
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024

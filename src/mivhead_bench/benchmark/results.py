@@ -165,24 +165,25 @@ def describe_process() -> dict[str, str]:
     """Describe this process for the record: time, version, machine and command."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     system = f"{platform.system()} {platform.machine()}, {cores} cores"
+    program = Path(sys.argv[0]).name.replace("__main__.py", "miv")  # python -m mivhead
     return {
         "time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": f"mivhead {__version__}, Python {platform.python_version()}, "
         f"PyTorch {torch.__version__}, NumPy {np.__version__}",
         "commit": _commit(),
         "machine": system,
-        "command": _without_secrets(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "command": _without_secrets(shlex.join([program, *sys.argv[1:]])),
     }
 
 
 def _commit() -> str:
     """Return the commit of the working tree that this package is a part of, or nothing."""
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD", "HEAD:./"]
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD", "HEAD:./"]
     try:
         process = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return process.stdout.split()[0]
+    return process.stdout[:7]
 
 
 def _without_secrets(command: str) -> str:

@@ -39,10 +39,12 @@ def row(**given):
 
 def test_a_page_averages_complete_groups_of_sets_or_everything():
     groups = {"small": ("x", "y"), "large": ("x", "z")}
-    both = [row(set="x", accuracy="60"), row(set="y", accuracy="70", half_width="4")]
+    both = [row(set="x", accuracy="60"), row(set="y", accuracy="70", half_width="4", commit="c")]
     (shown,) = page_rows(both, groups)
     assert (shown["sets"], shown["tasks"], shown["accuracy"]) == ("2 small", "8", "65.0")
-    assert shown["±"] == "2.5"  # of the mean of two independent means: sqrt(9 + 16) / 2
+    # The standard errors are 3 and 4 over t(3) = 3.18, and t(5.57) = 2.49, by Welch's formula.
+    assert shown["±"] == "2.0"
+    assert shown["commit"] == "; c", "all that a row is made of"
     (shown,) = page_rows(both[:1], groups)
     assert (shown["sets"], shown["±"]) == ("1", "3.0")
     (shown,) = page_rows([row(set="x", accuracy="60", half_width="")], {})

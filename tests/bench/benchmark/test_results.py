@@ -3,12 +3,15 @@
 import errno
 import json
 import os
+import shutil
 import signal
+import subprocess
 
 import pytest
 
 from mivhead._util.schema import to_json
 from mivhead.errors import InputError, NotAvailableError
+from mivhead_bench.benchmark import results
 from mivhead_bench.benchmark.clock import Seconds
 from mivhead_bench.benchmark.results import (
     RESULTS,
@@ -170,3 +173,21 @@ def test_a_run_records_how_it_was_made(tmp_path, monkeypatch):
     assert "key=1" not in origin["command"]
     assert origin["version"].startswith("mivhead ")
     assert origin["resumed"].startswith("1 times, last ")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_is_that_of_the_package_and_of_no_other_repository(tmp_path, monkeypatch):
+    def git(*what):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(["git", *who, *what], cwd=tmp_path, capture_output=True, check=True)
+        return done.stdout.decode()
+
+    for folder in ("package", "venv"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "package" / "code.py").write_text("")
+    git("init")
+    git("add", "package")
+    git("commit", "-m", "first")
+    for folder, expected in (("package", git("rev-parse", "HEAD")[:7]), ("venv", "")):
+        monkeypatch.setattr(results, "__file__", str(tmp_path / folder / "code.py"))
+        assert results.describe_process()["commit"] == expected

@@ -426,13 +426,12 @@ def test_a_backbone_that_cannot_be_sent_stays_in_this_process(workspace):
 
     executor = LocalExecutor(1)
     try:
-        results = bench(workspace, Local(), executor, sets=["dots"])
+        results = bench(workspace, Local(), executor, sets=["dots"], tasks=1)
     finally:
         executor.close()
     assert {r.error for r in results} == {None}
-    assert numbers(results) == numbers(
-        bench(replace(workspace, folder=workspace.folder.parent / "inline"), sets=["dots"])
-    )
+    inline = replace(workspace, folder=workspace.folder.parent / "inline")
+    assert numbers(results) == numbers(bench(inline, sets=["dots"], tasks=1))
 
 
 def test_a_method_runs_only_on_its_backbones(workspace):

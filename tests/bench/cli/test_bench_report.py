@@ -40,7 +40,7 @@ def test_report(miv, run, tmp_path):
         "rows.csv",
         "report.html",
     ]
-    assert Path(files[0]).read_text().startswith("# Mine\n")
+    assert Path(files[0]).read_text(encoding="utf-8").startswith("# Mine\n")
 
 
 def test_no_results(fails, tmp_path):

@@ -155,7 +155,8 @@ async function show(blob, file) {
   }
   heading.textContent = prediction ? titleOf(prediction) : problem;
   heading.className = kindOf(prediction ? prediction.decision : "unsure");
-  results.push(prediction ? [file, prediction.decision, prediction.label, prediction.probability.toFixed(4)] : [file, problem.toLowerCase(), "", ""]);
+  const { decision, label, probability, unknown } = prediction ?? { decision: problem.toLowerCase(), label: "" };
+  results.push([file, decision, label, probability?.toFixed(4) ?? "", unknown?.toFixed(4) ?? ""]);
   add(text, "p", file, "quiet file");
   byId("save").hidden = false;
 }
@@ -171,8 +172,8 @@ async function showAll(files) {
 }
 
 function save() {
-  const quote = (cell) => `"${cell.replace(/^[=+\-@]/, "'$&").replaceAll('"', '""')}"`; // no formulas
-  const rows = [["file", "decision", "closest", "probability"], ...results];
+  const quote = (cell) => `"${(isNaN(cell) ? cell.replace(/^[=+\-@]/, "'$&") : cell).replaceAll('"', '""')}"`; // no formulas
+  const rows = [["file", "decision", "closest", "probability", "unknown"], ...results];
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob(["\ufeff", rows.map((row) => row.map(quote).join(",") + "\r\n").join("")], { type: "text/csv" }));
   link.download = "results.csv";

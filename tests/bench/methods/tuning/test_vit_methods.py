@@ -163,15 +163,12 @@ def test_a_trained_vit_learns_a_new_task() -> None:
     model = train_vit(vit())
 
     def accuracy(method: str, **params: Any) -> float:
-        right = []
-        for skip in (110, 115):
-            X, y = digits(5, classes=10, skip=skip)
-            Q, truth = digits(20, classes=10, skip=130)
-            tuner = make_method(method, random_state=0, **params)
-            tuner.attach(network(model)).fit(X[:, :, ::-1].copy(), y)
-            assert not tuner.losses_ or tuner.losses_[-1] < 0.8 * tuner.losses_[0]
-            right.append((tuner.predict(Q[:, :, ::-1].copy()) == truth).mean())
-        return float(np.mean(right))
+        X, y = digits(5, classes=10, skip=110)
+        Q, truth = digits(20, classes=10, skip=130)
+        tuner = make_method(method, random_state=0, **params)
+        tuner.attach(network(model)).fit(X[:, :, ::-1].copy(), y)
+        assert not tuner.losses_ or tuner.losses_[-1] < 0.8 * tuner.losses_[0]
+        return float((tuner.predict(Q[:, :, ::-1].copy()) == truth).mean())
 
     plain = accuracy("finetune", steps=0)
     assert accuracy("ett") > plain
