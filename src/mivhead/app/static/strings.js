@@ -163,7 +163,7 @@ export const t = {
   unsureHint: "Why so many are unsure: too many of their names would be wrong. Add photos of each class, or choose more names.",
   fewerMistakes: "Fewer mistakes",
   moreNames: "More names",
-  willBeWrong: (p) => `About ${Math.round(100 * p)} of 100 names will be wrong`,
+  allowed: (p) => `Allows about ${Math.round(100 * p)} wrong names in 100`,
   suggesting: "Looking for the photos that the model learns most from…",
   confirmHint: "Choose the right name, and the model learns from the photo.",
   keysHint: "Keys: 1 to 9 for a name, 0 for none of these, X to select, arrows, Enter, Delete.",

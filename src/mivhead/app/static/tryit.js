@@ -103,7 +103,7 @@ export function TryIt({ open }) {
   `;
 }
 
-// How many of the names will be wrong: decisions follow at once, also those of the camera and of downloads.
+// How many of the names may be wrong: decisions follow at once, also those of the camera and of downloads.
 function Strictness() {
   const { steps, step } = store.state.errors;
   const [chosen, choose] = useState(step);
@@ -112,7 +112,7 @@ function Strictness() {
     choose(Number(event.target.value));
     change("allow errors", { max_errors: steps[event.target.value] });
   };
-  const text = t.willBeWrong(steps[chosen]);
+  const text = t.allowed(steps[chosen]);
   return html`
     <label class="strictness">
       <span>${t.fewerMistakes}</span>
