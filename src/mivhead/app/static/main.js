@@ -1,5 +1,5 @@
 // The frame of the page: header, the two views, dialogs, messages, keys.
-import { html, render, useEffect, useReducer, useRef, useState } from "./vendor/htm-preact.js";
+import { html, render, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/htm-preact.js";
 import { change, dismissToast, filesOf, follow, store, subscribe, toast, upload } from "./api.js";
 import { CameraDialog } from "./camera.js";
 import { CodeDialog, PhotoDialog } from "./dialogs.js";
@@ -18,7 +18,7 @@ function App() {
   const [camera, setCamera] = useState(null); // the class that photos are taken of
   const [code, showCode] = useState(false);
   const target = useRef(null); // the class that a paste goes to
-  useEffect(() => {
+  useLayoutEffect(() => { // at once: the first state may be here before an effect runs
     let asked = false;
     return subscribe(() => {
       if (asked) return;
