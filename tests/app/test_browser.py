@@ -44,6 +44,7 @@ OPTIONS = (
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
 )
 SECONDS = 90_000  # milliseconds that learning may take on a busy machine
+expect.set_options(timeout=SECONDS)
 CLASSES = ("night", "noon", "leaf")
 
 
@@ -156,9 +157,9 @@ def fit(page: Page, photos: dict[str, list[Path]]) -> None:
     make_classes(page)
     for name, files in photos.items():
         add(page, name, files)
-        expect(card(page, name).locator(".thumb")).to_have_count(len(files), timeout=SECONDS)
-    expect(page.locator(".ring")).to_be_visible(timeout=SECONDS)
-    expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
+        expect(card(page, name).locator(".thumb")).to_have_count(len(files))
+    expect(page.locator(".ring")).to_be_visible()
+    expect(page.locator(".status.ready")).to_be_visible()
 
 
 def test_the_journey(browser: Browser, tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def journey(page: Page, app: Any, tmp_path: Path) -> None:
     page.get_by_role("link", name="Try it").click()
     files = [path for paths in new.values() for path in paths]
     drop(page, page.locator(".try"), files)
-    expect(page.locator(".result:not(.notYet)")).to_have_count(6, timeout=SECONDS)
+    expect(page.locator(".result:not(.notYet)")).to_have_count(6)
 
     # Correct one with a click, and one with a key.
     page.get_by_label("Another class for leaf-20.jpg").select_option("leaf")
@@ -195,13 +196,13 @@ def journey(page: Page, app: Any, tmp_path: Path) -> None:
     page.get_by_role("button", name=re.compile("Undo: move 1 photo")).click()
     expect(page.locator(".result")).to_have_count(5)
 
-    expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
+    expect(page.locator(".status.ready")).to_be_visible()
     page.get_by_label("Sort by").select_option("Label these next")
-    expect(page.locator(".result .reason").first).to_contain_text("?", timeout=SECONDS)
+    expect(page.locator(".result .reason").first).to_contain_text("?")
 
     # Look at one: where the model looked, and what it compared the photo with.
     page.get_by_label("Details of noon-20.jpg").click()
-    expect(page.locator(".closest img").first).to_be_visible(timeout=SECONDS)
+    expect(page.locator(".closest img").first).to_be_visible()
     expect(page.locator(".facts")).to_contain_text(re.compile("points? to|unlike all"))
     page.get_by_label("Where it looked").check()
     page.keyboard.press("Escape")
@@ -210,7 +211,7 @@ def journey(page: Page, app: Any, tmp_path: Path) -> None:
     expect(page.locator(".result")).to_have_count(5)
     page.get_by_role("link", name="Teach").click()
     expect(card(page, "leaf").locator(".thumb")).to_have_count(5)
-    expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
+    expect(page.locator(".status.ready")).to_be_visible()
 
     for title, suffix in (
         *(("Model", ".miv"), ("Names as a table", ".csv")),
@@ -231,7 +232,7 @@ def test_folders_are_dropped_and_chosen(page: Page, app: Any, tmp_path: Path) ->
     # A folder of class folders on the empty page: every folder becomes a class.
     drop(page, page.locator(".welcome"), [tmp_path / "photos"])
     for name in CLASSES:
-        expect(card(page, name).locator(".thumb")).to_have_count(3, timeout=SECONDS)
+        expect(card(page, name).locator(".thumb")).to_have_count(3)
     expect(page.locator(".problems")).to_have_count(0)
     page.keyboard.press("Control+z")  # one step
     expect(page.locator(".welcome")).to_be_visible()
@@ -247,7 +248,7 @@ def test_folders_are_dropped_and_chosen(page: Page, app: Any, tmp_path: Path) ->
     expect(page.locator(".toast").last).to_contain_text("Drop photos on a class")
     page.get_by_role("link", name="Try it").click()
     page.locator(".try input[webkitdirectory]").set_input_files(tmp_path / "more")
-    expect(page.locator(".result")).to_have_count(6, timeout=SECONDS)
+    expect(page.locator(".result")).to_have_count(6)
 
 
 def test_photos_are_pasted(page: Page) -> None:
@@ -282,7 +283,7 @@ def test_200_photos_at_once_and_a_text_file_among_them(page: Page, tmp_path: Pat
     (tmp_path / "notes.jpg").write_text("This is not a photo.")
     make_classes(page)
     drop(page, card(page, "noon"), sorted(tmp_path.glob("*.jpg")))
-    expect(card(page, "noon")).to_contain_text("200 photos", timeout=SECONDS)
+    expect(card(page, "noon")).to_contain_text("200 photos")
     expect(card(page, "noon").locator(".problems")).to_contain_text("notes.jpg is not a JPEG")
     assert card(page, "noon").locator(".thumb").count() < 60  # the others are not in sight
     page.keyboard.press("Control+z")  # one step
@@ -318,11 +319,11 @@ def test_the_live_camera_names_what_it_sees(page: Page, app: Any, tmp_path: Path
     fit(page, write_photos(tmp_path / "photos", 3))
     page.get_by_role("link", name="Try it").click()
     page.get_by_role("button", name="Live camera").click()
-    expect(page.locator(".live-name")).to_be_visible(timeout=SECONDS)
+    expect(page.locator(".live-name")).to_be_visible()
     names = (*CLASSES, *(f"{name}?" for name in CLASSES), "None of these")
     assert page.locator(".live-name").inner_text() in names
     page.get_by_role("button", name="Keep this photo").click()
-    expect(page.locator(".result:not(.notYet)")).to_have_count(1, timeout=SECONDS)
+    expect(page.locator(".result:not(.notYet)")).to_have_count(1)
     page.get_by_role("button", name="Stop the camera").click()
     expect(page.locator("video")).to_have_count(0)
     expect(page.get_by_role("button", name="Live camera")).to_be_focused()
@@ -396,7 +397,7 @@ def test_none_of_these_and_new_classes_are_taught(page: Page, app: Any, tmp_path
     new = write_photos(tmp_path / "new", 2, first=20)
     page.get_by_role("link", name="Try it").click()
     page.locator(".try input[type=file]").first.set_input_files(new["night"] + new["leaf"])
-    expect(page.locator(".result:not(.notYet)")).to_have_count(4, timeout=SECONDS)
+    expect(page.locator(".result:not(.notYet)")).to_have_count(4)
     page.get_by_label("Another class for leaf-20.jpg").select_option("None of these")
     expect(page.locator(".result")).to_have_count(3)
     assert (app.folder / "other/leaf-20.jpg").exists()
@@ -429,7 +430,7 @@ def test_fewer_mistakes_or_more_names(browser: Browser, tmp_path: Path) -> None:
     foreign.save(garden / ".miv-app/new/foreign.png")
     with running(garden, recipe="mivhead") as app, visiting(browser, app) as page:
         page.get_by_role("link", name="Try it").click()
-        expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
+        expect(page.locator(".status.ready")).to_be_visible()
         slider, unsure = page.get_by_role("slider"), page.locator(".chip.unsure span")
         expect(slider).to_have_value("2")
         slider.focus()
@@ -486,7 +487,7 @@ def test_accessible_in_every_form(
     ):
 
         def check(what: str) -> None:
-            page.wait_for_timeout(300)  # transitions: colours are measured
+            page.wait_for_function(STILL)  # colours are measured
             assert page.evaluate("document.documentElement.scrollWidth") <= width, what
             page.evaluate(axe)
             found = page.evaluate("axe.run({ resultTypes: ['violations'] })")
@@ -496,7 +497,7 @@ def test_accessible_in_every_form(
                 for node in each["nodes"]
             )
 
-        expect(page.locator(".ring")).to_be_visible(timeout=SECONDS)
+        expect(page.locator(".ring")).to_be_visible()
         check("teach")
         page.locator(".cards .thumb").first.focus()
         page.keyboard.press("x")
@@ -516,10 +517,10 @@ def test_accessible_in_every_form(
         page.get_by_role("link", name="Try it").click()
         new = write_photos(tmp_path / "new", 1, first=20)
         page.locator(".try input[type=file]").first.set_input_files(new["leaf"])
-        expect(page.locator(".result:not(.notYet)")).to_have_count(1, timeout=SECONDS)
+        expect(page.locator(".result:not(.notYet)")).to_have_count(1)
         check("try")
         page.get_by_role("button", name="Live camera").click()
-        expect(page.locator(".live-name")).to_be_visible(timeout=SECONDS)
+        expect(page.locator(".live-name")).to_be_visible()
         check("live")
 
 
@@ -545,21 +546,24 @@ def test_pictures_of_the_documentation(browser: Browser, tmp_path: Path) -> None
                 if name == "teach":
                     shoot(page, "", 1.5)
                     page.get_by_role("button", name="Look around with an example").click()
-                expect(page.locator(".ring")).to_be_visible(timeout=SECONDS)
-                expect(page.locator(".status.ready")).to_be_visible(timeout=SECONDS)
+                expect(page.locator(".ring")).to_be_visible()
+                expect(page.locator(".status.ready")).to_be_visible()
                 if name == "try":
                     page.get_by_role("link", name="Try it").click()
                 shoot(page, name, 3.5 if name in ("teach", "try") else 0)
                 if name == "try":
                     page.get_by_label("Details of digit 63.png").click()
                     page.get_by_label("Where it looked").check()
-                    expect(page.locator(".closest img").first).to_be_visible(timeout=SECONDS)
+                    expect(page.locator(".closest img").first).to_be_visible()
                     shoot(page, "", 3.5)
     pictures, times = zip(*frames, strict=True)
     more: Any = {"append_images": pictures[1:], "duration": times, "loop": 0, "kmax": 1}
     pictures[0].save(folder / "app.webp", save_all=True, quality=80, **more)
 
 
+STILL = """() => document.getAnimations().every(
+  (moving) => moving.playState !== "running" || moving.effect.getTiming().iterations === Infinity
+)"""
 SHOWN = """() => [...document.images].every(
   (image) => image.getBoundingClientRect().top > innerHeight || image.complete * image.naturalWidth
 )"""

@@ -115,7 +115,7 @@ def test_search_finds_the_guide_before_the_changelog(site, words, guide):
         page = browser.new_page()
         page.goto(f"file://{site}/search.html?q={words}")
         page.wait_for_selector("ul.search li a")
-        page.wait_for_timeout(500)
+        page.get_by_text(re.compile("Search finished|found \\d+ page")).first.wait_for()
         links = page.locator("ul.search li > a").evaluate_all("all => all.map(a => a.href)")
         browser.close()
     places = [link.removeprefix(f"file://{site}/") for link in links]

@@ -49,7 +49,14 @@ async function message(answer) {
   }
 }
 
-export async function change(action, more = {}) {
+export function change(action, more = {}) {
+  last = last.then(() => ask(action, more)); // in the order of the user's actions, as on a slider that is dragged
+  return last;
+}
+
+let last = Promise.resolve();
+
+async function ask(action, more) {
   try {
     const answer = await fetch("/api/change", {
       method: "POST",
@@ -62,7 +69,7 @@ export async function change(action, more = {}) {
     }
     const why = await message(answer);
     if (answer.status !== 409) toast(why, "error");
-    else if (confirm(t.anyway(why))) return await change(action, { ...more, sure: true });
+    else if (confirm(t.anyway(why))) return await ask(action, { ...more, sure: true });
   } catch {
     store.offline = true;
     changed();
