@@ -28,7 +28,7 @@ def run(tmp_path):
 def test_report(miv, run, tmp_path):
     answer = miv("bench", "report", run)
     assert answer.code == 0, answer.err
-    assert (run / "report" / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert (run / "report" / "report.html").read_text().startswith("<!doctype html>")
     answer = miv("bench", "report", run, "-o", tmp_path / "new", "--title", "Mine", "--json")
     files = json.loads(answer.out)["files"]
     assert {Path(file).suffix for file in files[6:]} == {".pdf", ".png"}
