@@ -13,6 +13,7 @@ WEIGHTS = tempfile.TemporaryDirectory(prefix="mivhead-weights-")  # not the user
 os.environ["MIV_WEIGHTS"] = WEIGHTS.name
 for name in ("MIV_CACHE_GB", "MIV_KEY", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
     os.environ.pop(name, None)
+os.environ.pop("PYTHONUNBUFFERED", None)  # most users do not have it
 for name in ("no_proxy", "NO_PROXY"):  # servers of the tests are asked directly
     os.environ[name] = f"127.0.0.1,localhost,{os.environ.get(name, '')}".rstrip(",")
 

@@ -223,6 +223,7 @@ def _(ground: Ground, rng: np.random.Generator, folder: Path) -> None:
         int(path.read_bytes().rpartition(b"\x60\x82")[2])  # what follows the end of a PNG
         for path in (folder / "project").rglob("*")
         if path.is_file() and path.suffix == ".png" and "thumbs" not in path.parts
+        if not path.name.startswith(".")  # what the process had begun to write
     ]
     assert confirmed <= set(kept), f"lost: {sorted(confirmed - set(kept))}"
     assert len(kept) == len(set(kept)), "a photo is there twice"

@@ -119,7 +119,7 @@ class Output:
 
     def result(self, document: Mapping[str, Any], text: str) -> None:
         """Print what was asked for."""
-        print(as_json(document) if self.json else _inert(text))
+        print(as_json(document) if self.json else _inert(text), flush=True)
 
     def report(self, document: Mapping[str, Any], text: str) -> None:
         """Print what was done: as text, people can do without it."""
