@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 METHODS = ("miv", "miv-paper", "miv-mean", "tsa", "ett", "ln-tune", "finetune")
 
 
+@pytest.mark.slow
 def test_the_same_on_the_accelerator() -> None:
     command = [sys.executable, "-m", "tests.bench.accelerator", *METHODS]
     root = Path(__file__).parents[2]
