@@ -25,7 +25,7 @@ def one_line(text: str) -> str:
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:
-    """Return a known name that differs in case, or in one letter that is no digit.
+    """Return a known name that differs in case, or in one letter that is not a digit.
 
     >>> near_name("Wrem", ["robin", "wren"]), near_name("wren2", ["wren"])
     ('wren', None)

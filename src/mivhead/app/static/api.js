@@ -64,7 +64,7 @@ async function ask(action, more) {
       body: JSON.stringify({ action, ...more }),
     });
     if (answer.ok) {
-      store.toasts = store.toasts.filter((shown) => !shown.action); // what they undo is no longer the last change
+      store.toasts = store.toasts.filter((shown) => !shown.action); // there is a later change now
       return await answer.json();
     }
     const why = await message(answer);
